@@ -1,0 +1,85 @@
+"""A recipe as TOML text: the resolved ``config.toml`` of a run folder.
+
+Writes what ``tomllib`` reads back to the same recipe. Reading is ``gspo.recipe``'s.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from gspo.config import Recipe
+from gspo.errors import ConfigError
+
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """The whole recipe as TOML, defaults included; options that are None are left out.
+
+    ``load_recipe`` of the text gives an equal recipe. Raises ConfigError where an options table holds what
+    TOML cannot: None, or an object that is no text, number, list or table.
+    """
+    data = recipe.model_dump()
+    parts = ["# The recipe of this run with every default written out.\n"]
+    for name, value in data.items():
+        if name == "rewards":
+            parts += [_table(f"[[{name}]]", name, item) for item in value]
+        elif value is not None:
+            parts.append(_table(f"[{name}]", name, value))
+    return "\n".join(parts)
+
+
+def _table(header: str, path: str, table: Mapping[str, Any]) -> str:
+    """One table with its sub-sections after its plain values. ``options``-like tables stay inline."""
+    nested = {key: value for key, value in table.items() if key == "task" and isinstance(value, Mapping)}
+    lines = [header]
+    for key, value in table.items():
+        if key not in nested and value is not None:
+            lines.append(f"{toml_key(key)} = {toml_value(value, f'{path}.{key}')}")
+    text = "\n".join(lines) + "\n"
+    for key, value in nested.items():
+        text += "\n" + _table(f"[{path}.{key}]", f"{path}.{key}", value)
+    return text
+
+
+def toml_key(key: str) -> str:
+    """A key, quoted where TOML asks for it."""
+    return key if _BARE_KEY.fullmatch(key) else toml_text(key)
+
+
+def toml_text(text: str) -> str:
+    """A basic string on one line; control characters are escaped."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def toml_value(value: Any, where: str) -> str:
+    """One value; ``where`` names it in errors."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return toml_text(value)
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return _float(value)
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(toml_value(item, f"{where}.{i}") for i, item in enumerate(value)) + "]"
+    if isinstance(value, Mapping):
+        pairs = (
+            f"{toml_key(str(key))} = {toml_value(item, f'{where}.{key}')}" for key, item in value.items()
+        )
+        return "{" + ", ".join(pairs) + "}"
+    raise ConfigError(
+        f"{where}: a {type(value).__name__} cannot be written to TOML; "
+        "use text, numbers, true/false, lists or tables"
+    )
+
+
+def _float(value: float) -> str:
+    if math.isfinite(value):
+        return repr(value)
+    return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
