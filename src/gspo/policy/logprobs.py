@@ -173,8 +173,8 @@ def _default_chunk(head: Callable[[Tensor], Tensor], hidden: Tensor) -> int:
 
 
 def _is_plain_linear(head: Any) -> bool:
-    """Whether ``head`` computes exactly x W' + b: no subclass, hook or parametrization that would be
-    skipped.""" if type(head) is not nn.Linear:
+    """Whether ``head`` computes exactly x W' + b, with no subclass or hook that would be skipped."""
+    if type(head) is not nn.Linear:
         return False
     return not (head._forward_hooks or head._forward_pre_hooks or head._backward_hooks)
 
