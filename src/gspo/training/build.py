@@ -1,0 +1,272 @@
+"""From a recipe to the components of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gspo.config import Recipe, TaskConfig
+from gspo.engines.base import Engine
+from gspo.engines.local import LocalEngine
+from gspo.errors import ConfigError
+from gspo.policy.learner import Learner, LearnerOptions
+from gspo.policy.model import LoadOptions, Policy, load_policy
+from gspo.rewards import Grader, RewardSpec
+from gspo.rollouts import Collector, SamplingPlan
+from gspo.tasks import Task, TaskOptions, load_task
+from gspo.tasks.encoding import encode_prompt, encode_task
+from gspo.training.resolve import resolve_algorithm
+from gspo.types import IntArray, Prompt, Sampling
+
+
+@dataclass(slots=True)
+class Components:
+    """What a run is made of. ``close`` gives back workers and engine."""
+
+    recipe: Recipe
+    task: Task
+    eval_task: Task | None
+    policy: Policy
+    engine: Engine
+    grader: Grader
+    collector: Collector
+    learner: Learner
+    notes: tuple[str, ...] = ()
+
+    def close(self) -> None:
+        """Idempotent."""
+        self.engine.close()
+        self.grader.close()
+
+
+def load_options(recipe: Recipe) -> LoadOptions:
+    """The policy's options as plain arguments."""
+    model, lora = recipe.model, recipe.lora
+    return LoadOptions(
+        path=model.path,
+        gguf_file=model.gguf_file,
+        revision=model.revision,
+        dtype=model.dtype,
+        autocast=model.autocast,
+        attn_implementation=model.attn_implementation,
+        gradient_checkpointing=model.gradient_checkpointing,
+        trust_remote_code=model.trust_remote_code,
+        chat_template=model.chat_template,
+        device=recipe.run.device,
+        lora_rank=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_target_modules=lora.target_modules,
+    )
+
+
+def reward_specs(recipe: Recipe, functions: Sequence[Callable[..., Any]] = ()) -> list[RewardSpec]:
+    """Reward functions of the recipe, or Python objects given instead."""
+    if functions:
+        return [RewardSpec(function=function) for function in functions]
+    if not recipe.rewards:
+        raise ConfigError(
+            'no reward: add [[rewards]] with function = "math" (or "exact", "format", "module:function") to the recipe'
+        )
+    return [RewardSpec(r.function, r.weight, r.signature, r.options) for r in recipe.rewards]
+
+
+def make_grader(recipe: Recipe, functions: Sequence[Callable[..., Any]] = ()) -> Grader:
+    """The reward workers. Made before the model is loaded, so that they can be forked from a small process."""
+    grading = recipe.grading
+    return Grader(
+        reward_specs(recipe, functions),
+        workers=grading.workers,
+        timeout_s=grading.timeout_s,
+        in_process=grading.in_process,
+    )
+
+
+def inherit(config: TaskConfig | None, base: TaskConfig) -> TaskConfig:
+    """A task section whose unset fields are those of ``[task]``."""
+    if config is None:
+        return base
+    changes = {name: value for name, value in config if name in config.model_fields_set}
+    if "source" in changes and changes["source"] != base.source:
+        return config  # another source: nothing of the first one's columns or options applies
+    if "options" in changes:
+        changes["options"] = {**base.options, **changes["options"]}
+    return base.model_copy(update=changes)
+
+
+def make_task(config: TaskConfig, default_seed: int, rows: Iterable[Any] | None = None) -> Task:
+    """Load a task section (or rows given as Python objects)."""
+    source = rows if rows is not None else config.source
+    if not isinstance(source, str):
+        source = list(source)
+    if not source:
+        raise ConfigError("task.source is empty: give a .jsonl or .parquet file, a data set or a generator")
+    options = TaskOptions(
+        source=source,
+        name=config.name,
+        split=config.split,
+        subset=config.subset,
+        size=config.size,
+        seed=config.seed,
+        options=config.options,
+        prompt_column=config.prompt_column,
+        answer_column=config.answer_column,
+        system_prompt=config.system_prompt,
+        prompt_template=config.prompt_template,
+    )
+    return load_task(options, default_seed=default_seed)
+
+
+def fit_task(task: Task, config: TaskConfig, policy: Policy, max_completion_length: int) -> Task:
+    """The prompts that fit: within ``max_prompt_length``, and with room for a completion in the context."""
+    limit = config.max_prompt_length
+    window = policy.max_length()
+    if window:
+        room = window - max_completion_length
+        if room < 1:
+            raise ConfigError(
+                f"rollout.max_completion_length = {max_completion_length} leaves no room for a prompt in the model's "
+                f"context of {window} tokens; at most {window - 1} is possible"
+            )
+        limit = min(limit, room) if limit else room
+    return encode_task(
+        task,
+        policy.tokenizer,
+        max_prompt_length=limit,
+        overlong=config.overlong_prompts,
+        chat_template=config.chat_template,
+        chat_template_kwargs=config.chat_template_kwargs,
+    )
+
+
+def encoder(policy: Policy, config: TaskConfig) -> Callable[[Prompt], IntArray]:
+    """Prompt -> token ids."""
+
+    def encode(prompt: Prompt) -> IntArray:
+        return encode_prompt(
+            prompt,
+            policy.tokenizer,
+            chat_template=config.chat_template,
+            chat_template_kwargs=config.chat_template_kwargs,
+        )
+
+    return encode
+
+
+def make_engine(recipe: Recipe, policy: Policy) -> Engine:
+    """The engine that samples: it shares the learner's parameters, or holds a copy in another dtype."""
+    rollout = recipe.rollout
+    if rollout.engine != "local":
+        raise ConfigError(f'rollout.engine = {rollout.engine!r} is not there yet; this version has "local"')
+    model: Any = policy.model
+    dtype = engine_dtype(recipe)
+    if dtype is not None:
+        model = policy.frozen_copy().model.to(dtype)
+    return LocalEngine(
+        model,
+        tokenizer=policy.tokenizer,
+        max_batch_size=rollout.max_batch_size,
+        shared=dtype is None,
+        logit_transform=policy.logit_transform,
+    )
+
+
+def engine_dtype(recipe: Recipe) -> torch.dtype | None:
+    """None where the engine shares the learner's parameters."""
+    wanted = recipe.rollout.engine_dtype
+    return None if wanted in ("auto", recipe.model.dtype) else torch.float32 if wanted == "float32" else torch.bfloat16
+
+
+def learner_options(recipe: Recipe) -> tuple[LearnerOptions, tuple[str, ...]]:
+    """The learner's options and the notes on the chosen algorithm."""
+    optim = recipe.optim
+    algorithm, notes = resolve_algorithm(
+        recipe.algorithm,
+        recipe.correction,
+        updates_per_step=optim.updates_per_step,
+        max_completion_length=recipe.rollout.max_completion_length,
+    )
+    options = LearnerOptions(
+        algorithm=algorithm,
+        total_updates=recipe.run.steps * optim.updates_per_step,
+        temperature=recipe.rollout.temperature,
+        learning_rate=optim.learning_rate,
+        schedule=optim.schedule,
+        warmup_updates=optim.warmup_updates,
+        weight_decay=optim.weight_decay,
+        betas=optim.betas,
+        adam_epsilon=optim.adam_epsilon,
+        max_grad_norm=optim.max_grad_norm,
+        max_tokens_per_microbatch=optim.max_tokens_per_microbatch,
+        mask_truncated_completions=recipe.rollout.mask_truncated_completions,
+    )
+    return options, notes
+
+
+def sampling_plan(recipe: Recipe, policy: Policy) -> SamplingPlan:
+    """How training rollouts are sampled."""
+    rollout = recipe.rollout
+    sampling = Sampling(
+        temperature=rollout.temperature,
+        max_new_tokens=rollout.max_completion_length,
+        eos_token_ids=policy.eos_token_ids(),
+        stop=rollout.stop,
+    )
+    return SamplingPlan(rollout.num_generations, sampling, recipe.run.seed)
+
+
+def eval_plan(recipe: Recipe, policy: Policy) -> SamplingPlan:
+    """How held-out items are sampled."""
+    evaluation = recipe.eval
+    sampling = Sampling(
+        temperature=evaluation.temperature,
+        max_new_tokens=evaluation.max_completion_length or recipe.rollout.max_completion_length,
+        eos_token_ids=policy.eos_token_ids(),
+        stop=recipe.rollout.stop,
+    )
+    return SamplingPlan(evaluation.num_samples, sampling, recipe.run.seed, stream="eval", purpose="eval")
+
+
+def build(
+    recipe: Recipe,
+    *,
+    rows: Iterable[Any] | None = None,
+    functions: Sequence[Callable[..., Any]] = (),
+    policy: Policy | None = None,
+) -> Components:
+    """Make everything a run needs, cheapest checks first. ``rows``, ``functions``, ``policy``: Python objects that
+    take the place of what the recipe names."""
+    if recipe.run.threads:
+        torch.set_num_threads(recipe.run.threads)
+    options, notes = learner_options(recipe)
+    task = make_task(recipe.task, recipe.run.seed, rows)
+    held_out = _eval_task(recipe, rows)
+    grader = make_grader(recipe, functions)
+    try:
+        policy = policy or load_policy(load_options(recipe))
+        length = recipe.rollout.max_completion_length
+        task = fit_task(task, recipe.task, policy, length)
+        if held_out is not None:
+            eval_config = inherit(recipe.eval.task, recipe.task)
+            held_out = fit_task(held_out, eval_config, policy, recipe.eval.max_completion_length or length)
+        learner = Learner(policy, options)
+        engine = make_engine(recipe, policy)
+    except BaseException:
+        grader.close()
+        raise
+    collector = Collector(
+        engine,
+        grader,
+        encode=encoder(policy, recipe.task),
+        decode=lambda ids: policy.tokenizer.decode(ids, skip_special_tokens=True),
+    )
+    return Components(recipe, task, held_out, policy, engine, grader, collector, learner, notes)
+
+
+def _eval_task(recipe: Recipe, rows: Iterable[Any] | None) -> Task | None:
+    """The held-out task; rows given in Python have none unless the recipe names one."""
+    if not recipe.eval.every or recipe.eval.task is None:
+        return None
+    return make_task(inherit(recipe.eval.task, recipe.task), recipe.run.seed)

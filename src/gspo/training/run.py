@@ -1,0 +1,168 @@
+"""Whole runs: train, resume, evaluate. What the command line and ``gspo.train`` call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gspo.config import Recipe
+from gspo.errors import CheckpointError, ConfigError
+from gspo.evaluation import Evaluation
+from gspo.observe.trackers import build_trackers
+from gspo.policy.model import Policy
+from gspo.recipe import check_sizes, dump_recipe, load_recipe
+from gspo.training import checkpoint
+from gspo.training.build import Components, build, engine_dtype, eval_plan, sampling_plan
+from gspo.training.coldstart import coldstart
+from gspo.training.console import RunConsole
+from gspo.training.loop import Run, loop, run_evaluation
+from gspo.training.preflight import settings_table
+from gspo.training.record import RunRecorder, create_run_folder
+from gspo.types import StepReport
+
+
+def train(
+    recipe: Recipe,
+    *,
+    rows: Iterable[Any] | None = None,
+    functions: Sequence[Callable[..., Any]] = (),
+    policy: Policy | None = None,
+    console: RunConsole | None = None,
+) -> Path:
+    """Train from step 0 in a new run folder; returns the folder.
+
+    A recipe with ``[coldstart]`` builds its model first, unless its folder is there. ``rows``, ``functions`` and
+    ``policy`` take the place of what the recipe names.
+    """
+    check_sizes(recipe)
+    console = console or RunConsole()
+    if recipe.coldstart and policy is None:
+        with console.phase("cold start") as progress:
+            folder = coldstart(recipe, progress=progress)
+        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": str(folder)})})
+    with assembled(recipe, rows=rows, functions=functions, policy=policy) as parts:
+        folder = create_run_folder(recipe.run.output_dir, recipe.run.name)
+        (folder / "config.toml").write_text(dump_recipe(recipe), encoding="utf-8")
+        console.settings(settings_table(parts), notes=parts.notes)
+        _follow(parts, folder, console, start=None)
+    return folder
+
+
+def resume(folder: Path, *, console: RunConsole | None = None) -> Path:
+    """Go on from the newest checkpoint that verifies, with the run folder's own recipe."""
+    recipe = read_run_recipe(folder)
+    console = console or RunConsole()
+    start, problems = checkpoint.newest(folder / "checkpoints")
+    for problem in problems:
+        console.note(f"skipped a damaged checkpoint: {problem}")
+    if start is None:
+        raise CheckpointError(f"{folder}: no valid checkpoint to resume from; start again with `gspo train`")
+    if start.step >= recipe.run.steps:
+        console.note(f"{folder} has finished its {recipe.run.steps} steps; nothing to resume")
+        return folder
+    with assembled(recipe) as parts:
+        parts.learner.load_state(start.tensors(), updates_done=start.state["updates_done"])
+        parts.engine.load_weights(parts.learner.weights(engine_dtype(recipe)), version=start.state["policy_version"])
+        console.note(f"resuming {folder} at step {start.step} of {recipe.run.steps}")
+        _follow(parts, folder, console, start=start)
+    return folder
+
+
+def read_run_recipe(folder: Path) -> Recipe:
+    """The resolved recipe of a run folder."""
+    if not (folder / "config.toml").is_file():
+        raise ConfigError(f"{folder} is no run folder: it holds no config.toml")
+    return load_recipe(folder / "config.toml")
+
+
+def evaluate_recipe(recipe: Recipe, *, checkpoint_of: Path | None = None) -> Evaluation:
+    """Held-out evaluation of the recipe's model, or of a run's best (else newest) checkpoint."""
+    with assembled(recipe) as parts:
+        if checkpoint_of is not None:
+            start = _best_or_newest(checkpoint_of)
+            parts.learner.load_state(start.tensors(), updates_done=start.state["updates_done"])
+            parts.engine.load_weights(
+                parts.learner.weights(engine_dtype(recipe)), version=start.state["policy_version"]
+            )
+        if parts.eval_task is None:
+            raise ConfigError("nothing to evaluate: the recipe has no [eval.task], or eval.every is 0")
+        return run_evaluation(make_run(parts, recorder=None))
+
+
+@contextmanager
+def assembled(recipe: Recipe, **objects: Any) -> Iterator[Components]:
+    """Components that are closed at the end."""
+    parts = build(recipe, **objects)
+    try:
+        yield parts
+    finally:
+        parts.close()
+
+
+def make_run(parts: Components, *, recorder: Any, first_step: int = 0) -> Run:
+    """The loop's input from components."""
+    recipe = parts.recipe
+    return Run(
+        task=parts.task,
+        collector=parts.collector,
+        engine=parts.engine,
+        learner=parts.learner,
+        recorder=recorder,
+        plan=sampling_plan(recipe, parts.policy),
+        steps=recipe.run.steps,
+        prompts_per_step=recipe.rollout.prompts_per_step,
+        advantage=parts.learner.options.algorithm.advantage,
+        updates_per_step=recipe.optim.updates_per_step,
+        minibatches=recipe.optim.minibatches,
+        first_step=first_step,
+        engine_dtype=engine_dtype(recipe),
+        eval_every=recipe.eval.every,
+        eval_prompts=parts.eval_task.prompts if parts.eval_task else (),
+        eval_plan=eval_plan(recipe, parts.policy),
+        eval_part=recipe.eval.reward,
+    )
+
+
+def _follow(parts: Components, folder: Path, console: RunConsole, *, start: checkpoint.Checkpoint | None) -> None:
+    """Run the loop to its end in ``folder``; write the model and the curves."""
+    recipe = parts.recipe
+    first_step = start.step if start else 0
+    trackers = build_trackers(recipe.run.trackers, folder, recipe.model_dump(mode="json"))
+    best = start.state["best"] if start else None
+    recorder = RunRecorder(
+        folder=folder,
+        learner=parts.learner,
+        trackers=trackers,
+        save_every=recipe.run.save_every,
+        keep=recipe.run.keep_checkpoints,
+        max_failure_rate=recipe.grading.max_failure_rate,
+        on_report=console.report,
+        best=tuple(best) if best else None,
+        version=first_step,
+    )
+    parts.learner.dump_with(recorder.dump)
+    try:
+        with console.training(recipe.run.steps, first_step):
+            for _ in loop(make_run(parts, recorder=recorder, first_step=first_step)):
+                pass
+    finally:
+        trackers.close()
+    parts.policy.save(folder / "model")
+    console.finished(folder, recorder.samples)
+
+
+def _best_or_newest(folder: Path) -> checkpoint.Checkpoint:
+    newest, _ = checkpoint.newest(folder / "checkpoints")
+    if newest is None:
+        raise CheckpointError(f"{folder}: no valid checkpoint")
+    best = newest.state["best"]
+    if best and (folder / "checkpoints" / f"step_{best[0]:06d}").is_dir():
+        return checkpoint.load(folder / "checkpoints" / f"step_{best[0]:06d}")
+    return newest
+
+
+def reports(parts: Components, recorder: Any) -> Iterator[StepReport]:
+    """The loop over components, for people who assemble their own."""
+    return loop(make_run(parts, recorder=recorder))
