@@ -40,9 +40,7 @@ class ConsoleTracker:
     output is not a terminal; evaluations, notes and the last step are always shown.
     """
 
-    def __init__(
-        self, steps: int, *, first_step: int = 0, every: int = 1, console: Console | None = None
-    ) -> None:
+    def __init__(self, steps: int, *, first_step: int = 0, every: int = 1, console: Console | None = None) -> None:
         self._console = console or Console()
         self._steps = steps
         self._every = max(1, every)
@@ -78,9 +76,7 @@ class ConsoleTracker:
         for note in report.notes:
             self._console.print(_plain(f"  note: {note}", self._console), style="yellow")
         if self._progress is not None and trained:
-            self._progress.update(
-                self._task, completed=report.step + 1, rate=f"ETA {self._eta(report)}", refresh=True
-            )
+            self._progress.update(self._task, completed=report.step + 1, rate=f"ETA {self._eta(report)}", refresh=True)
 
     def close(self) -> None:
         """Stop the bar and give the terminal back."""
@@ -112,9 +108,7 @@ class ConsoleTracker:
             f"reward {_number(metrics.get('reward'))}",
             f"held-out {_number(self._accuracy)}",
             f"clip {_number(metrics.get('clip/sequence'), 2)}",
-            f"len {_short(metrics['completions/mean_length'])}"
-            if "completions/mean_length" in metrics
-            else "",
+            f"len {_short(metrics['completions/mean_length'])}" if "completions/mean_length" in metrics else "",
             rate,
             f"ETA {self._eta(report)}",
         ]

@@ -1,7 +1,7 @@
 """Why a run does not learn, in words, from its reports alone: no signal, or a clip range that does not fit.
 
-The rules know GSPO: its clip range bounds nats a token averaged over a sequence, so a clip fraction of 0.15 is
-by design and not a fault. Whether a reward is being gamed (reward up, held-out flat) is not looked at here.
+The rules know GSPO: its clip range bounds nats a token averaged over a sequence, so a clip fraction of 0.15
+is by design and not a fault. Whether a reward is being gamed (reward up, held-out flat) is not looked at here.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from collections.abc import Mapping, Sequence
 from gspo.types import StepReport
 
 NEVER_CLIPS = 0.05  # nats a token: a sequence ratio hardly ever moves so far within one step
-COIN_FLIP = (
-    0.4  # with log s symmetric around 0, a clip far narrower than its spread takes half of the sequences
-)
+COIN_FLIP = 0.4  # with log s symmetric around 0, a clip far narrower than its spread takes half of the sequences
 ONE_SIDED = 5.0  # times more often outside on one side than on the other
 WORTH_A_WORD = 0.02  # share below which sides are not compared
 
@@ -51,7 +49,7 @@ def explain_stall(reports: Sequence[StepReport], window: int = 5) -> str | None:
     """Say why nothing was learnt when every one of the last ``window`` training steps had no signal.
 
     No signal: rewards equal inside every group and a gradient of 0 (with a KL to the reference the gradient
-    is not looked at: it never vanishes). None while there is a signal, or not enough steps. Evaluation reports
+    is not looked at: it never vanishes). None while there is a signal, or not enough steps. Evaluations
     are passed over.
     """
     steps = [report.metrics for report in reports if "frac_reward_zero_std" in report.metrics][-window:]
@@ -148,9 +146,7 @@ def _one_sided(steps: Sequence[Mapping[str, float]]) -> str | None:
     high = _average(steps, "clip_ratio/high_mean") or 0.0
     if max(low, high) < WORTH_A_WORD or max(low, high) < ONE_SIDED * min(low, high):
         return None
-    sign, side, other = (
-        ("negative", "below", "low_positive") if low > high else ("positive", "above", "high_negative")
-    )
+    sign, side, other = ("negative", "below", "low_positive") if low > high else ("positive", "above", "high_negative")
     mirror = "high_negative" if low > high else "low_positive"
     if (_average(steps, f"outside/{other}") or 0.0) <= (_average(steps, f"outside/{mirror}") or 0.0):
         return None  # only the sign that is pushed there lies outside: that is learning, not an offset

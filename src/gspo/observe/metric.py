@@ -6,6 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 
 @dataclass(frozen=True, slots=True)
 class Metric:
@@ -27,3 +30,15 @@ def finite(values: Mapping[str, float | None]) -> dict[str, float]:
 def ratio(numerator: float, denominator: float) -> float | None:
     """Divide, or None where there is nothing to divide by."""
     return float(numerator) / float(denominator) if denominator else None
+
+
+def mean(values: npt.ArrayLike) -> float | None:
+    """Mean of a flat array in float64; None of nothing."""
+    array = np.asarray(values, dtype=np.float64)
+    return float(array.mean()) if array.size else None
+
+
+def std(values: npt.ArrayLike, *, ddof: int = 0) -> float | None:
+    """Standard deviation of a flat array in float64; None with no more than ``ddof`` values."""
+    array = np.asarray(values, dtype=np.float64)
+    return float(array.std(ddof=ddof)) if array.size > ddof else None

@@ -43,9 +43,7 @@ EVAL_METRICS = (
         "small beside the change you want to see",
         "score",
     ),
-    Metric(
-        "eval/items", "Held-out items.", "number of items", "at least 200 to see a change of 0.05", "count"
-    ),
+    Metric("eval/items", "Held-out items.", "number of items", "at least 200 to see a change of 0.05", "count"),
     Metric(
         "eval/samples",
         "Completions sampled of each item.",
@@ -53,9 +51,7 @@ EVAL_METRICS = (
         "1, or more with temperature",
         "count",
     ),
-    Metric(
-        "eval/ungraded", "Share of held-out completions without a score.", "ungraded / samples", "0", "share"
-    ),
+    Metric("eval/ungraded", "Share of held-out completions without a score.", "ungraded / samples", "0", "share"),
     Metric("eval/mean_length", "Tokens of a held-out completion.", "mean of |y|", "as in training", "tokens"),
     Metric(
         "eval/truncated",

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
-from gspo.observe.metric import Metric, finite, ratio
+from gspo.observe.metric import Metric, finite, mean, ratio, std
 from gspo.types import FinishReason, Grading, Group, Rollout
 
 RIGHT_ABOVE = 0.5  # a rollout counts as right above this reward
@@ -180,12 +178,8 @@ ROLLOUT_METRICS = (
         "0",
         "share",
     ),
-    Metric(
-        "completions/empty_ratio", "Share of completions without a token.", "|y| = 0 / rollouts", "0", "share"
-    ),
-    Metric(
-        "completions/count", "Rollouts of the step.", "number of rollouts", "prompts x generations", "count"
-    ),
+    Metric("completions/empty_ratio", "Share of completions without a token.", "|y| = 0 / rollouts", "0", "share"),
+    Metric("completions/count", "Rollouts of the step.", "number of rollouts", "prompts x generations", "count"),
     Metric(
         "completions/num_tokens",
         "Sampled tokens of the step.",
@@ -220,13 +214,13 @@ def _rewards(rollouts: Iterable[Rollout]) -> list[float]:
 
 
 def _reward_metrics(groups: Sequence[Group], rollouts: Sequence[Rollout]) -> dict[str, float]:
-    spreads = [_std(_rewards(group.rollouts)) for group in groups]
+    spreads = [std(_rewards(group.rollouts), ddof=1) for group in groups]
     found = [spread for spread in spreads if spread is not None]
-    metrics = {"reward": _mean(_rewards(rollouts)), "reward_std": _mean(found)}
+    metrics = {"reward": mean(_rewards(rollouts)), "reward_std": mean(found)}
     for name in sorted({name for rollout in rollouts for name in rollout.reward_parts}):
         values = [value for r in rollouts if (value := r.reward_parts.get(name)) is not None]
-        metrics[f"rewards/{name}/mean"] = _mean(values)
-        metrics[f"rewards/{name}/std"] = _std(values)
+        metrics[f"rewards/{name}/mean"] = mean(values)
+        metrics[f"rewards/{name}/std"] = std(values, ddof=1)
     return finite(metrics)
 
 
@@ -243,7 +237,7 @@ def _group_metrics(groups: Sequence[Group], correct_part: str | None) -> dict[st
             "groups/unusable": ratio(kinds.count("unusable"), total),
             "groups/informative": ratio(kinds.count("informative"), total),
             "groups/count": total,
-            "groups/size_mean": _mean(sizes),
+            "groups/size_mean": mean(sizes),
             "groups/size_min": min(sizes, default=None),
             "prompts/unique": len(prompts),
         }
@@ -257,15 +251,13 @@ def _kind(members: Sequence[Rollout], correct_part: str | None) -> str:
     if max(rewards) - min(rewards) > EQUAL_WITHIN * max(1.0, *(abs(reward) for reward in rewards)):
         return "informative"
     scores = [member.reward_parts.get(correct_part) if correct_part else member.reward for member in members]
-    score = _mean([score for score in scores if score is not None])
+    score = mean([score for score in scores if score is not None])
     return "all_right" if score is not None and score > RIGHT_ABOVE else "all_wrong"
 
 
 def _grading_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     outcomes = (Grading.GRADED, Grading.FAILED, Grading.TIMEOUT, Grading.CRASHED, Grading.NOT_APPLICABLE)
-    shares = {
-        f"grading/{o.value}": ratio(sum(r.grading is o for r in rollouts), len(rollouts)) for o in outcomes
-    }
+    shares = {f"grading/{o.value}": ratio(sum(r.grading is o for r in rollouts), len(rollouts)) for o in outcomes}
     parsed = [flags for rollout in rollouts if (flags := _parsed(rollout))]
     shares["grading/unparsed"] = ratio(sum(min(flags) <= 0 for flags in parsed), len(parsed))
     return finite(shares)
@@ -283,10 +275,10 @@ def _length_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     total = len(rollouts)
     return finite(
         {
-            "completions/mean_length": _mean(lengths),
+            "completions/mean_length": mean(lengths),
             "completions/min_length": min(lengths, default=None),
             "completions/max_length": max(lengths, default=None),
-            "completions/mean_terminated_length": _mean(ended),
+            "completions/mean_terminated_length": mean(ended),
             "completions/clipped_ratio": ratio(sum(r.truncated for r in rollouts), total),
             "completions/failed_ratio": ratio(sum(r.finish_reason in failed for r in rollouts), total),
             "completions/empty_ratio": ratio(lengths.count(0), total),
@@ -294,11 +286,3 @@ def _length_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
             "completions/num_tokens": sum(lengths),
         }
     )
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return float(np.mean(values, dtype=np.float64)) if len(values) else None
-
-
-def _std(values: Sequence[float]) -> float | None:
-    return float(np.std(values, ddof=1, dtype=np.float64)) if len(values) > 1 else None

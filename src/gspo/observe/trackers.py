@@ -49,9 +49,7 @@ class JsonlTracker:
         """Write the step's lines, without values that are not finite. Raises GspoError where it cannot."""
         metrics = {name: float(value) for name, value in report.metrics.items() if math.isfinite(value)}
         timings = {name: float(value) for name, value in report.timings.items() if math.isfinite(value)}
-        self._metrics.write(
-            {"step": report.step, "policy_version": report.policy_version, "metrics": metrics}
-        )
+        self._metrics.write({"step": report.step, "policy_version": report.policy_version, "metrics": metrics})
         self._timings.write({"step": report.step, "timings": timings, "notes": list(report.notes)})
 
     def close(self) -> None:
@@ -133,9 +131,7 @@ def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
 
 
 def _sorted(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: dict(sorted(value.items())) if isinstance(value, dict) else value for key, value in entry.items()
-    }
+    return {key: dict(sorted(value.items())) if isinstance(value, dict) else value for key, value in entry.items()}
 
 
 def read_reports(run_dir: Path) -> Iterator[StepReport]:
@@ -150,9 +146,7 @@ def read_reports(run_dir: Path) -> Iterator[StepReport]:
         damaged: int | None = None
         for number, line in enumerate(file, start=1):
             if damaged is not None:
-                raise GspoError(
-                    f"{path}, line {damaged}: not a metrics line. Restore the file or cut it there."
-                )
+                raise GspoError(f"{path}, line {damaged}: not a metrics line. Restore the file or cut it there.")
             entry = _parsed(line)
             if entry is None or not isinstance(entry.get("metrics"), dict):
                 damaged = number
@@ -179,9 +173,7 @@ class TensorBoardTracker:
             start = self._event.SessionLog(status=self._event.SessionLog.START)
             self._writer.add_event(self._event.Event(step=report.step, session_log=start))
             self._started = True
-        values = [
-            self._summary.Summary.Value(tag=tag, simple_value=value) for tag, value in _flat(report).items()
-        ]
+        values = [self._summary.Summary.Value(tag=tag, simple_value=value) for tag, value in _flat(report).items()]
         summary = self._summary.Summary(value=values)
         self._writer.add_event(self._event.Event(step=report.step, wall_time=time.time(), summary=summary))
         self._writer.flush()
@@ -292,9 +284,7 @@ def _build(name: str, run_dir: Path, config: Mapping[str, Any]) -> Tracker:
             f'run.trackers: {name!r} is not a tracker. Use "tensorboard", "wandb", or "module:attribute".'
         )
     try:
-        factory: Callable[[Path, Mapping[str, Any]], object] = vars(importlib.import_module(module))[
-            attribute
-        ]
+        factory: Callable[[Path, Mapping[str, Any]], object] = vars(importlib.import_module(module))[attribute]
     except (ImportError, KeyError) as error:
         raise ConfigError(
             f"run.trackers: {name!r} cannot be imported ({type(error).__name__}: {error}). Is the module on "
@@ -302,7 +292,5 @@ def _build(name: str, run_dir: Path, config: Mapping[str, Any]) -> Tracker:
         ) from error
     tracker = factory(run_dir, config)
     if not isinstance(tracker, Tracker):
-        raise ConfigError(
-            f"run.trackers: {name!r} gave a {type(tracker).__name__}, which lacks log() or close()."
-        )
+        raise ConfigError(f"run.trackers: {name!r} gave a {type(tracker).__name__}, which lacks log() or close().")
     return tracker

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from gspo.observe.metric import Metric, finite, ratio
-from gspo.observe.update_table import Array, Mask, UpdateTable
+from gspo.observe.clip_metrics import CLIP_METRICS, clip_metrics
+from gspo.observe.metric import Metric, finite, mean, ratio, std
+from gspo.observe.update_table import Array, Mask, UpdateTable, by_token
 
-_BY_DESIGN = "0.05 to 0.3 over all updates of a GSPO step (the paper's tokens: about 0.15)"
-
-UPDATE_METRICS = (
+_METRICS = (
     Metric(
         "loss",
         "Mean loss of the step's updates.",
@@ -63,111 +62,6 @@ UPDATE_METRICS = (
         "Share of sequences whose advantage is 0.",
         "rows with mean advantage 0 / rows",
         "below 0.7; at 1 nothing is learnt",
-        "share",
-    ),
-    Metric(
-        "clip/sequence",
-        "Clip fraction by sequence: share of a sequence whose gradient the clip zeroed, all sequences alike.",
-        "mean over rows of clipped tokens / tokens; aware of the advantage's sign, all updates, all rows",
-        _BY_DESIGN,
-        "share",
-    ),
-    Metric(
-        "clip/token",
-        "Clip fraction by token: what the paper's figure of clip fractions shows.",
-        "clipped tokens / tokens over all rows of all updates",
-        _BY_DESIGN + "; below 0.01 under token ratios",
-        "share",
-    ),
-    Metric(
-        "clip/sequence_informative",
-        "Clip fraction by sequence among sequences that carry a signal.",
-        "clip/sequence over rows with an advantage other than 0",
-        "0.05 to 0.4",
-        "share",
-    ),
-    Metric(
-        "clip/token_informative",
-        "Clip fraction by token among sequences that carry a signal.",
-        "clip/token over rows with an advantage other than 0",
-        "0.05 to 0.4",
-        "share",
-    ),
-    Metric(
-        "clip/sequence/update_{k}",
-        "Clip fraction by sequence in update k (from 0).",
-        "clip/sequence over the rows of update k",
-        "0 in update 0, then rising; above 0.4 the clip is a coin flip",
-        "share",
-    ),
-    Metric(
-        "clip/token/update_{k}",
-        "Clip fraction by token in update k (from 0).",
-        "clip/token over the rows of update k",
-        "0 in update 0, then rising",
-        "share",
-    ),
-    Metric(
-        "clip/sequence/length_{bucket}",
-        "Clip fraction by sequence among completions whose length falls into the bucket.",
-        "clip/sequence over rows with 4^j <= |y| < 4^(j+1); the bucket is named by its first and last length",
-        "alike over buckets; under sequence ratios short completions clip more",
-        "share",
-    ),
-    Metric(
-        "clip/token/length_{bucket}",
-        "Clip fraction by token among completions whose length falls into the bucket.",
-        "clip/token over rows with 4^j <= |y| < 4^(j+1)",
-        "alike over buckets",
-        "share",
-    ),
-    Metric(
-        "clip_ratio/low_mean",
-        "Share clipped on the low side (ratio below 1 - epsilon, advantage negative).",
-        "mean over rows of tokens clipped low / tokens; TRL's name",
-        "of the size of clip_ratio/high_mean",
-        "share",
-    ),
-    Metric(
-        "clip_ratio/high_mean",
-        "Share clipped on the high side (ratio above 1 + epsilon_high, advantage positive).",
-        "mean over rows of tokens clipped high / tokens; TRL's name",
-        "of the size of clip_ratio/low_mean",
-        "share",
-    ),
-    Metric(
-        "clip_ratio/region_mean",
-        "Share clipped on either side: clip/sequence under TRL's name.",
-        "clip/sequence",
-        _BY_DESIGN,
-        "share",
-    ),
-    Metric(
-        "outside/low_positive",
-        "Among positive advantages, share of sequences below the clip range (not clipped there).",
-        "mean over rows with advantage > 0 of tokens with ratio < 1 - epsilon / tokens",
-        "of the size of outside/high_negative",
-        "share",
-    ),
-    Metric(
-        "outside/low_negative",
-        "Among negative advantages, share of sequences below the clip range (these are clipped).",
-        "mean over rows with advantage < 0 of tokens with ratio < 1 - epsilon / tokens",
-        "of the size of outside/high_positive; far above it, look for an offset between engine and learner",
-        "share",
-    ),
-    Metric(
-        "outside/high_positive",
-        "Among positive advantages, share of sequences above the clip range (these are clipped).",
-        "mean over rows with advantage > 0 of tokens with ratio > 1 + epsilon_high / tokens",
-        "of the size of outside/low_negative",
-        "share",
-    ),
-    Metric(
-        "outside/high_negative",
-        "Among negative advantages, share of sequences above the clip range (not clipped there).",
-        "mean over rows with advantage < 0 of tokens with ratio > 1 + epsilon_high / tokens",
-        "of the size of outside/low_positive",
         "share",
     ),
     Metric(
@@ -222,28 +116,21 @@ UPDATE_METRICS = (
     Metric(
         "kl_proximal/k1",
         "KL from the policy before this step's updates to the current one, unbiased but noisy.",
-        "k1: mean over tokens of log proximal - log current",
-        "0 to 0.01",
-        "nats/token",
-    ),
-    Metric(
-        "kl_proximal/k2",
-        "The same KL, always positive and of low variance; biased for large steps.",
-        "k2: mean over tokens of (log proximal - log current)^2 / 2",
+        "k1: mean over tokens of log denominator - log current",
         "0 to 0.01",
         "nats/token",
     ),
     Metric(
         "kl_proximal/k3",
         "The same KL, unbiased and always positive.",
-        "k3: mean over tokens of exp(d) - 1 - d, d = log current - log proximal",
+        "k3: mean over tokens of exp(d) - 1 - d, d = log current - log denominator",
         "0 to 0.01",
         "nats/token",
     ),
     Metric(
         "kl",
         "KL from the current policy to the reference model; only with beta > 0.",
-        "sum over tokens of the recipe's kl_estimator / tokens",
+        "k3: sum over tokens of exp(d) - 1 - d, d = log reference - log current / tokens",
         "grows slowly; a jump means the policy has left the reference",
         "nats/token",
     ),
@@ -289,76 +176,58 @@ UPDATE_METRICS = (
         "below 0.05",
         "share",
     ),
+    Metric(
+        "sampling/effective_sample_size",
+        "Share of tokens that would do as much, weighted alike.",
+        "(sum w)^2 / (tokens * sum w^2) over all tokens",
+        "above 0.9",
+        "share",
+    ),
+    Metric(
+        "sampling/off_policy_dropped",
+        "Share of tokens in sequences that the off-policy mask dropped.",
+        "dropped tokens / tokens",
+        "below 0.05",
+        "share",
+    ),
+    Metric(
+        "sampling/missing_ratio",
+        "Share of tokens for which the engine gave no log-prob.",
+        "tokens without a sampled log-prob / tokens",
+        "0",
+        "share",
+    ),
 )
+
+
+UPDATE_METRICS = (*_METRICS, *CLIP_METRICS)
 
 
 def update_metrics(table: UpdateTable) -> dict[str, float]:
     """Describe a step's updates. Metrics over nothing (no row, no reference) are absent, never NaN."""
     scored = np.asarray(table.tokens) > 0
     return {
-        **_update_scalars(table),
-        **_clip_metrics(table, scored),
-        **_clip_slices(table, scored),
+        **_update_scalars(table, scored),
+        **clip_metrics(table, scored),
         **_ratio_metrics(table, scored),
         **_token_means(table, scored),
     }
 
 
-def length_bucket(length: int) -> str:
-    """Name of the bucket of a length: 4^j .. 4^(j+1) - 1, as ``16_63``."""
-    low = 4 ** ((int(length).bit_length() - 1) // 2)
-    return f"{low}_{4 * low - 1}"
-
-
-def _update_scalars(table: UpdateTable) -> dict[str, float]:
+def _update_scalars(table: UpdateTable, scored: Mask) -> dict[str, float]:
     done = ~np.asarray(table.skipped, dtype=bool)
     norms, losses = np.asarray(table.grad_norm)[done], np.asarray(table.loss)
-    rows = int((np.asarray(table.tokens) > 0).sum())
     metrics: dict[str, float | None] = {
-        "loss": _mean(losses[done]),
-        "grad_norm": _mean(norms),
+        "loss": mean(losses[done]),
+        "grad_norm": mean(norms),
         "grad_norm_max": float(norms.max()) if norms.size else None,
         "learning_rate": float(table.learning_rate[-1]) if len(table.learning_rate) else None,
         "updates/count": len(done),
         "updates/skipped": int((~done).sum()),
-        "updates/sequences": rows,
+        "updates/sequences": int(scored.sum()),
+        "advantages/zero_ratio": ratio((table.advantage[scored] == 0).sum(), scored.sum()),
     }
     metrics.update({f"loss/update_{k}": float(losses[k]) for k in np.flatnonzero(done)})
-    return finite(metrics)
-
-
-def _clip_metrics(table: UpdateTable, scored: Mask) -> dict[str, float]:
-    sign = np.sign(table.advantage)
-    both = table.clipped_low + table.clipped_high
-    informative = scored & (sign != 0)
-    region = _by_sequence(table, both, scored)
-    return finite(
-        {
-            "advantages/zero_ratio": ratio((scored & (sign == 0)).sum(), scored.sum()),
-            "clip/sequence": region,
-            "clip/token": _by_token(table, both, scored),
-            "clip/sequence_informative": _by_sequence(table, both, informative),
-            "clip/token_informative": _by_token(table, both, informative),
-            "clip_ratio/low_mean": _by_sequence(table, table.clipped_low, scored),
-            "clip_ratio/high_mean": _by_sequence(table, table.clipped_high, scored),
-            "clip_ratio/region_mean": region,
-            "outside/low_positive": _by_sequence(table, table.outside_low, scored & (sign > 0)),
-            "outside/low_negative": _by_sequence(table, table.outside_low, scored & (sign < 0)),
-            "outside/high_positive": _by_sequence(table, table.outside_high, scored & (sign > 0)),
-            "outside/high_negative": _by_sequence(table, table.outside_high, scored & (sign < 0)),
-        }
-    )
-
-
-def _clip_slices(table: UpdateTable, scored: Mask) -> dict[str, float]:
-    clipped = table.clipped_low + table.clipped_high
-    buckets = np.array([length_bucket(length) if length > 0 else "" for length in table.tokens], dtype=object)
-    slices = {f"update_{k}": scored & (table.update_index == k) for k in np.unique(table.update_index)}
-    slices |= {f"length_{name}": scored & (buckets == name) for name in sorted(set(buckets[scored]))}
-    metrics: dict[str, float | None] = {}
-    for name, rows in slices.items():
-        metrics[f"clip/sequence/{name}"] = _by_sequence(table, clipped, rows)
-        metrics[f"clip/token/{name}"] = _by_token(table, clipped, rows)
     return finite(metrics)
 
 
@@ -367,50 +236,44 @@ def _ratio_metrics(table: UpdateTable, scored: Mask) -> dict[str, float]:
     first = log_s[scored & (table.update_index == 0)]
     mean_square = ratio(table.log_ratio_sq_sum[scored].sum(), table.tokens[scored].sum())
     metrics: dict[str, float | None] = {
-        "ratio/log_s_mean": _mean(log_s[scored]),
-        "ratio/log_s_std": _std(log_s[scored]),
+        "ratio/log_s_mean": mean(log_s[scored]),
+        "ratio/log_s_std": std(log_s[scored]),
         "ratio/noise_floor": float(np.sqrt(np.mean(first**2))) if first.size else None,
         "ratio/token_log_ratio_rms": None if mean_square is None else mean_square**0.5,
         "ratio/clamped": float(table.clamped[scored].sum()),
     }
     for k in np.unique(table.update_index):
         rows = log_s[scored & (table.update_index == k)]
-        metrics[f"ratio/log_s_mean/update_{k}"] = _mean(rows)
-        metrics[f"ratio/log_s_std/update_{k}"] = _std(rows)
+        metrics[f"ratio/log_s_mean/update_{k}"] = mean(rows)
+        metrics[f"ratio/log_s_std/update_{k}"] = std(rows)
     return finite(metrics)
 
 
 def _token_means(table: UpdateTable, scored: Mask) -> dict[str, float]:
-    largest = None if table.mismatch_max is None else table.mismatch_max[scored]
-    return finite(
-        {
-            "kl_proximal/k1": _by_token(table, -table.log_ratio_sum, scored),
-            "kl_proximal/k2": _by_token(table, table.log_ratio_sq_sum / 2, scored),
-            "kl_proximal/k3": _by_token(table, table.kl_proximal_k3_sum, scored),
-            "kl": _by_token(table, table.kl_reference_sum, scored),
-            "entropy": _by_token(table, table.entropy_sum, scored),
-            "sampling/sampling_logp_difference/mean": _by_token(table, table.mismatch_abs_sum, scored),
-            "sampling/sampling_logp_difference/max": float(largest.max())
-            if largest is not None and largest.size
-            else None,
-            "sampling/offset": _by_token(table, table.mismatch_sum, scored),
-            "sampling/importance_sampling_ratio/mean": _by_token(table, table.correction_weight_sum, scored),
-            "sampling/correction_dropped": _by_token(table, table.correction_dropped, scored),
-        }
-    )
+    columns = {
+        "kl_proximal/k1": -table.log_ratio_sum,
+        "kl_proximal/k3": table.kl_proximal_sum,
+        "kl": table.kl_reference_sum,
+        "entropy": table.entropy_sum,
+        "sampling/sampling_logp_difference/mean": table.mismatch_abs_sum,
+        "sampling/offset": table.mismatch_sum,
+        "sampling/missing_ratio": table.mismatch_missing,
+        "sampling/importance_sampling_ratio/mean": table.correction_weight_sum,
+        "sampling/correction_dropped": table.correction_dropped,
+        "sampling/off_policy_dropped": table.off_policy_dropped,
+    }
+    means = {name: by_token(table, column, scored) for name, column in columns.items()}
+    means["sampling/sampling_logp_difference/max"] = _largest(table.mismatch_max, scored)
+    means["sampling/effective_sample_size"] = _effective_sample_size(table, scored)
+    return finite(means)
 
 
-def _by_sequence(table: UpdateTable, counts: Array, rows: Mask) -> float | None:
-    return _mean(counts[rows] / table.tokens[rows])
+def _largest(values: Array | None, rows: Mask) -> float | None:
+    return None if values is None or not rows.any() else float(values[rows].max())
 
 
-def _by_token(table: UpdateTable, sums: Array | None, rows: Mask) -> float | None:
-    return None if sums is None else ratio(sums[rows].sum(), table.tokens[rows].sum())
-
-
-def _mean(values: Array) -> float | None:
-    return float(np.mean(values, dtype=np.float64)) if values.size else None
-
-
-def _std(values: Array) -> float | None:
-    return float(np.std(values, dtype=np.float64)) if values.size else None
+def _effective_sample_size(table: UpdateTable, rows: Mask) -> float | None:
+    if table.correction_weight_sum is None or table.correction_weight_sq_sum is None:
+        return None
+    squares = table.correction_weight_sq_sum[rows].sum() * table.tokens[rows].sum()
+    return ratio(table.correction_weight_sum[rows].sum() ** 2, squares)

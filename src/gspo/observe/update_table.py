@@ -9,18 +9,24 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from gspo.observe.metric import mean, ratio
+
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 OPTIONAL = (
-    "kl_proximal_k3_sum",
+    "clipped_delta",
+    "kl_proximal_sum",
     "kl_reference_sum",
     "mismatch_abs_sum",
     "mismatch_sum",
     "mismatch_max",
+    "mismatch_missing",
     "entropy_sum",
     "correction_weight_sum",
+    "correction_weight_sq_sum",
     "correction_dropped",
+    "off_policy_dropped",
 )
 REQUIRED = (
     "advantage",
@@ -72,36 +78,51 @@ class UpdateTable:
     grad_norm: Array  # [U] before clipping
     learning_rate: Array  # [U]
     skipped: Mask  # [U] True where the update had no sequence
-    kl_proximal_k3_sum: Array | None = None  # [R] sum of exp(d) - 1 - d, d = log current - log proximal
+    clipped_delta: Array | None = None  # [R] tokens whose gradient delta zeroed, not the range
+    kl_proximal_sum: Array | None = None  # [R] k3: sum of exp(d) - 1 - d, d = log current - log denominator
     kl_reference_sum: Array | None = None  # [R]
     mismatch_abs_sum: Array | None = None  # [R] sum of |log proximal - log sampled|
     mismatch_sum: Array | None = None  # [R] sum of log proximal - log sampled
     mismatch_max: Array | None = None  # [R] max of |log proximal - log sampled|
+    mismatch_missing: Array | None = None  # [R] tokens without a sampled log-prob
     entropy_sum: Array | None = None  # [R]
     correction_weight_sum: Array | None = None  # [R]
+    correction_weight_sq_sum: Array | None = None  # [R]
     correction_dropped: Array | None = None  # [R] tokens with weight 0
+    off_policy_dropped: Array | None = None  # [R] tokens that the off-policy mask dropped
 
 
 def update_table(updates: Sequence[UpdateLike]) -> UpdateTable:
     """Join the updates of one step. Raises KeyError where an update with rows lacks a required column.
 
-    An optional column counts as absent unless every update with rows has it.
+    An optional column counts as absent unless every update with rows has it. So does a KL to the reference that is 0
+    in every row: a learner without a reference fills zeros.
     """
     filled = [(k, update.sequences) for k, update in enumerate(updates) if not update.skipped]
     sizes = [len(columns["tokens"]) for _, columns in filled]
     present = [name for name in OPTIONAL if filled and all(name in columns for _, columns in filled)]
+    if "kl_reference_sum" in present and not any(columns["kl_reference_sum"].any() for _, columns in filled):
+        present.remove("kl_reference_sum")
 
     def join(name: str) -> Array:
         parts = [np.asarray(columns[name], dtype=np.float64) for _, columns in filled]
         return np.concatenate(parts) if parts else np.zeros(0)
 
     return UpdateTable(
-        update_index=np.repeat(
-            np.array([k for k, _ in filled], dtype=np.int64), np.array(sizes, dtype=np.int64)
-        ),
+        update_index=np.repeat(np.array([k for k, _ in filled], dtype=np.int64), np.array(sizes, dtype=np.int64)),
         loss=np.array([update.loss for update in updates]),
         grad_norm=np.array([update.grad_norm for update in updates]),
         learning_rate=np.array([update.learning_rate for update in updates]),
         skipped=np.array([update.skipped for update in updates], dtype=bool),
         **{name: join(name) for name in (*REQUIRED, *present)},
     )
+
+
+def by_sequence(table: UpdateTable, counts: Array | None, rows: Mask) -> float | None:
+    """Mean over the rows of counts / tokens: every sequence weighs the same."""
+    return None if counts is None else mean(counts[rows] / table.tokens[rows])
+
+
+def by_token(table: UpdateTable, sums: Array | None, rows: Mask) -> float | None:
+    """Sums / tokens over the rows: every token weighs the same."""
+    return None if sums is None else ratio(sums[rows].sum(), table.tokens[rows].sum())
