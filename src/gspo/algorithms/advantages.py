@@ -72,9 +72,9 @@ def estimate_advantages(
 ) -> Tensor:
     """Advantages by the estimator ``name`` of ``ADVANTAGES``: [S], or [N] where it works on ``token_rewards`` [N].
 
-    ``rewards`` [S], ``group_ids`` [S], ``valid`` [S] bool, ``lengths`` [S] scored tokens of each sequence (one without
-    any is not usable); ``token_rewards`` in sequence order. ValueError for an unknown name, wrong shapes, or token rewards that the
-    estimator does not read; NumericsError for a valid reward that is not finite.
+    ``rewards`` [S], ``group_ids`` [S], ``valid`` [S] bool, ``lengths`` [S] scored tokens of each sequence (one
+    without any is not usable); ``token_rewards`` in sequence order. ValueError for an unknown name, wrong shapes, or
+    token rewards that the estimator does not read; NumericsError for a valid reward that is not finite.
     """
     if name not in ADVANTAGES:
         near = difflib.get_close_matches(name, ADVANTAGES, n=1)
