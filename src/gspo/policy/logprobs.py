@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -41,9 +41,7 @@ def logprobs_of(logits: Tensor, targets: Tensor, temperature: float | Tensor = 1
         IndexError: a target outside the vocabulary (on CPU; CUDA asserts).
     """
     if logits.ndim != 2 or targets.shape != logits.shape[:1]:
-        raise ValueError(
-            f"logits must be [N, V] and targets [N], got {tuple(logits.shape)} and {tuple(targets.shape)}"
-        )
+        raise ValueError(f"logits must be [N, V] and targets [N], got {tuple(logits.shape)} and {tuple(targets.shape)}")
     scaled = _tempered(logits, temperature)
     return -functional.cross_entropy(scaled, targets, reduction="none", ignore_index=_NO_IGNORED_TARGET)
 
@@ -82,9 +80,7 @@ def selected_logprobs(
         ValueError: shapes that do not match, ``chunk_size`` or ``temperature`` not > 0.
     """
     if hidden.ndim != 2 or targets.shape != hidden.shape[:1]:
-        raise ValueError(
-            f"hidden must be [N, H] and targets [N], got {tuple(hidden.shape)} and {tuple(targets.shape)}"
-        )
+        raise ValueError(f"hidden must be [N, H] and targets [N], got {tuple(hidden.shape)} and {tuple(targets.shape)}")
     if chunk_size is not None and chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1 token, got {chunk_size}")
     score = _Score(temperature, logit_transform, with_entropy)
@@ -150,9 +146,7 @@ def _tempered(logits: Tensor, temperature: float | Tensor) -> Tensor:
     if isinstance(temperature, Tensor):
         return logits / temperature.to(logits.dtype).unsqueeze(-1)
     if not temperature > 0:
-        raise ValueError(
-            f"temperature must be > 0, got {temperature}; a greedy token is scored at temperature 1"
-        )
+        raise ValueError(f"temperature must be > 0, got {temperature}; a greedy token is scored at temperature 1")
     return logits if temperature == 1.0 else logits / temperature
 
 
@@ -172,7 +166,7 @@ def _default_chunk(head: Callable[[Tensor], Tensor], hidden: Tensor) -> int:
     return max(1, CHUNK_BYTES // (4 * vocab_size))
 
 
-def _is_plain_linear(head: Any) -> bool:
+def _is_plain_linear(head: Any) -> TypeGuard[nn.Linear]:
     """Whether ``head`` computes exactly x W' + b, with no subclass or hook that would be skipped."""
     if type(head) is not nn.Linear:
         return False
@@ -219,9 +213,7 @@ class _LinearLogprobs(torch.autograd.Function):
             part = _cast(ctx.autocast, hidden[start : start + size])[0]
             parts.append(score(functional.linear(part, weight, bias), targets[start : start + size]))
         logprobs = torch.cat([logprobs for logprobs, _ in parts])
-        entropy = torch.cat(
-            [entropy for _, entropy in parts if entropy is not None] or [logprobs.new_empty(0)]
-        )
+        entropy = torch.cat([entropy for _, entropy in parts if entropy is not None] or [logprobs.new_empty(0)])
         ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
 
