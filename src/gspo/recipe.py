@@ -2,7 +2,7 @@
 
 Every error is a ConfigError that says where (file and line, or command line), which option, what is wrong and
 what to try. Left to others: combinations of algorithm options (``gspo.training.resolve``), the names of
-options and what other libraries call them (``gspo.recipe_names``), the words of errors (``gspo.recipe_words``).
+options and what other libraries call them (``gspo.recipe_names``), words of errors (``gspo.recipe_words``).
 
 A relative path in a recipe is looked for in the current directory; if it is not there and is beside the
 recipe file, that one is taken.
@@ -29,7 +29,15 @@ from gspo.recipe_names import annotation_of, explain_unknown, section_of, unknow
 from gspo.recipe_toml import dump_recipe
 from gspo.recipe_words import Origin, in_words, where
 
-__all__ = ["check_sizes", "dump_recipe", "load_recipe", "packaged_recipes", "parse_overrides"]
+__all__ = [
+    "check_sizes",
+    "dump_recipe",
+    "load_recipe",
+    "packaged_recipe_text",
+    "packaged_recipes",
+    "parse_overrides",
+    "takes_value",
+]
 
 _PATHS = ("model.path", "model.chat_template", "coldstart.base")
 _FILES = ("task.source", "eval.task.source", "coldstart.task.source")
@@ -79,16 +87,21 @@ def packaged_recipes() -> dict[str, str]:
     return found
 
 
+def packaged_recipe_text(name: str) -> str:
+    """The TOML text of a packaged recipe."""
+    return (importlib.resources.files("gspo") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
+
+
 # --- reading ---------------------------------------------------------------------------------------------
 
 
 def _read(source: str | Path | Mapping[str, Any] | Recipe) -> tuple[dict[str, Any], Origin]:
     if isinstance(source, Recipe):
-        return _copy(source.model_dump(exclude_none=True)), Origin("recipe")
+        return _copy(source.model_dump(exclude_unset=True)), Origin("recipe")
     if isinstance(source, Mapping):
         return _copy(source), Origin("recipe")
     if isinstance(source, str) and source in packaged_recipes():
-        text = (importlib.resources.files("gspo") / "recipes" / f"{source}.toml").read_text(encoding="utf-8")
+        text = packaged_recipe_text(source)
         return _parse(text, source), Origin(source, text)
     path = Path(source)
     if path.is_dir():
@@ -171,7 +184,7 @@ def parse_overrides(words: Sequence[str]) -> Iterator[tuple[str, str]]:
         if not word.startswith("--") and not equals:
             raise ConfigError(f'"{word}": expected --section.option value')
         if not equals:
-            if position < len(words) and not words[position].startswith("--"):
+            if takes_value(name, words[position : position + 1]):
                 value = words[position]
                 position += 1
             elif unwrap(annotation_of(name)) is bool:
@@ -179,6 +192,13 @@ def parse_overrides(words: Sequence[str]) -> Iterator[tuple[str, str]]:
             elif annotation_of(name) is not None:
                 raise ConfigError(f"--{name}: needs a value")
         yield name, value
+
+
+def takes_value(name: str, following: Sequence[str]) -> bool:
+    """Whether the next word (0 or 1 of them) is the value of ``--name``: switches take only true or false."""
+    if not following or following[0].startswith("--"):
+        return False
+    return unwrap(annotation_of(name)) is not bool or following[0].lower() in ("true", "false")
 
 
 def _apply(data: dict[str, Any], dotted: str, value: Any, touched: set[str]) -> None:
@@ -218,9 +238,7 @@ def _descend(table: Any, part: str, dotted: str) -> Any:
 def _index(items: list[Any], part: str, dotted: str) -> int:
     if not part.isdigit() or int(part) >= len(items):
         name = dotted.rpartition(".")[0] or dotted
-        raise ConfigError(
-            f"--{dotted}: {name} has {len(items)} entries, numbered from 0; add others in the file"
-        )
+        raise ConfigError(f"--{dotted}: {name} has {len(items)} entries, numbered from 0; add others in the file")
     return int(part)
 
 
@@ -241,9 +259,7 @@ def _from_text(text: str, annotation: Any, dotted: str) -> Any:
         return tomllib.loads(f"value = {text}\n")["value"]
     except tomllib.TOMLDecodeError:
         if section_of(kind) is not None or typing.get_origin(kind) is dict:
-            raise ConfigError(
-                f"--{dotted}: expected a TOML table such as '{{ key = 1 }}', not {text!r}"
-            ) from None
+            raise ConfigError(f"--{dotted}: expected a TOML table such as '{{ key = 1 }}', not {text!r}") from None
         return text
 
 
@@ -282,9 +298,7 @@ def _refuse_secrets(value: Any, dotted: str) -> None:
         for key, item in value.items():
             name = f"{dotted}.{key}" if dotted else key
             if _SECRET_KEY.search(key) and isinstance(item, str) and item:
-                raise ConfigError(
-                    f"{name}: looks like a credential; set it in the environment, not in a recipe"
-                )
+                raise ConfigError(f"{name}: looks like a credential; set it in the environment, not in a recipe")
             _refuse_secrets(item, name)
     elif isinstance(value, list):
         for index, item in enumerate(value):

@@ -26,9 +26,7 @@ class Alias:
 
 
 TRL, VERL, SWIFT, ORLHF = "TRL", "verl", "ms-swift", "OpenRLHF"
-_FULL_DISTRIBUTION = (
-    "nothing truncates the distribution: log-probs are those of the whole softmax(logits / T)"
-)
+_FULL_DISTRIBUTION = "nothing truncates the distribution: log-probs are those of the whole softmax(logits / T)"
 _TOKEN_BUDGET = "micro-batches are cut by a token budget, which changes memory and never the gradient"
 
 ALIASES: Mapping[str, Alias] = {
@@ -59,9 +57,7 @@ ALIASES: Mapping[str, Alias] = {
         "algorithm.name",
         "gspo, grpo, dapo, dr_grpo ...; algorithm.reduction overrides the average alone",
     ),
-    "scale_rewards": Alias(
-        TRL, "algorithm.advantage", "the advantage estimator says whether it divides by the std"
-    ),
+    "scale_rewards": Alias(TRL, "algorithm.advantage", "the advantage estimator says whether it divides by the std"),
     "epsilon_low": Alias(TRL, "algorithm.epsilon", "the lower range has no suffix"),
     "off_policy_mask_threshold": Alias(TRL, "correction.off_policy_mask_delta", "the same bound"),
     "sapo_temperature_pos": Alias(TRL, "algorithm.tau_positive", "the same temperature"),
@@ -94,9 +90,7 @@ ALIASES: Mapping[str, Alias] = {
     "use_peft": Alias(TRL, "lora.rank", "any rank above 0 switches LoRA on"),
     "lora_r": Alias(TRL, "lora.rank", "0 = off"),
     "lora_alpha": Alias(TRL, "lora.alpha", "the same scale"),
-    "lora_target_modules": Alias(
-        TRL, "lora.target_modules", "all-linear leaves head, routers and experts out"
-    ),
+    "lora_target_modules": Alias(TRL, "lora.target_modules", "all-linear leaves head, routers and experts out"),
     "top_p": Alias(TRL, "", _FULL_DISTRIBUTION),
     "top_k": Alias(TRL, "", _FULL_DISTRIBUTION),
     "min_p": Alias(TRL, "", _FULL_DISTRIBUTION),
@@ -114,9 +108,7 @@ ALIASES: Mapping[str, Alias] = {
     "clip_ratio_low": Alias(VERL, "algorithm.epsilon", "the same range"),
     "clip_ratio_high": Alias(VERL, "algorithm.epsilon_high", "the same range"),
     "clip_ratio_c": Alias(VERL, "algorithm.delta", "the same bound"),
-    "loss_mode": Alias(
-        VERL, "algorithm.name", "verl's gspo averages over tokens by default; gspo here does not"
-    ),
+    "loss_mode": Alias(VERL, "algorithm.name", "verl's gspo averages over tokens by default; gspo here does not"),
     "loss_agg_mode": Alias(VERL, "algorithm.reduction", "each algorithm brings its own"),
     "adv_estimator": Alias(VERL, "algorithm.advantage", "each algorithm brings its own"),
     "norm_adv_by_std_in_grpo": Alias(
@@ -275,9 +267,13 @@ def _nearest(bare: str, leaf: str, names: list[str]) -> str:
 
 
 def _nearest_first(dotted: str, names: list[str]) -> list[str]:
-    return sorted(
-        names, key=lambda name: (name.count("."), -difflib.SequenceMatcher(None, dotted, name).ratio())
-    )
+    """The same name in other sections, most alike first; alone where one section is a slip of the other."""
+
+    def likeness(name: str) -> float:
+        return difflib.SequenceMatcher(None, dotted, name).ratio()
+
+    ranked = sorted(names, key=lambda name: (-likeness(name), name))
+    return ranked[:1] if likeness(ranked[0]) >= 0.9 else ranked
 
 
 def _any_of(names: list[str]) -> str:

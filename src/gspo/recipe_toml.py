@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from gspo.config import Recipe
+from gspo.config import Recipe, Section
 from gspo.errors import ConfigError
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
@@ -20,30 +20,34 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 def dump_recipe(recipe: Recipe) -> str:
     """The whole recipe as TOML, defaults included; options that are None are left out.
 
-    ``load_recipe`` of the text gives an equal recipe. Raises ConfigError where an options table holds what
-    TOML cannot: None, or an object that is no text, number, list or table.
+    ``[eval.task]`` and ``[coldstart.task]`` take what they leave out from ``[task]``, so only what they set is
+    written. ``load_recipe`` of the text gives an equal recipe. Raises ConfigError for values that TOML cannot
+    hold: objects that are no text, number, list or table, and None where it would hide a value of ``[task]``.
     """
-    data = recipe.model_dump()
     parts = ["# The recipe of this run with every default written out.\n"]
-    for name, value in data.items():
+    for name, value in recipe:
         if name == "rewards":
-            parts += [_table(f"[[{name}]]", name, item) for item in value]
+            parts += [_table("[[rewards]]", name, dict(item)) for item in value]
         elif value is not None:
-            parts.append(_table(f"[{name}]", name, value))
+            plain = {key: item for key, item in value if not isinstance(item, Section)}
+            parts.append(_table(f"[{name}]", name, plain))
+            parts += [_task_table(f"{name}.{key}", item) for key, item in value if isinstance(item, Section)]
     return "\n".join(parts)
 
 
-def _table(header: str, path: str, table: Mapping[str, Any]) -> str:
-    """One table with its sub-sections after its plain values. ``options``-like tables stay inline."""
-    nested = {key: value for key, value in table.items() if key == "task" and isinstance(value, Mapping)}
-    lines = [header]
-    for key, value in table.items():
-        if key not in nested and value is not None:
-            lines.append(f"{toml_key(key)} = {toml_value(value, f'{path}.{key}')}")
-    text = "\n".join(lines) + "\n"
-    for key, value in nested.items():
-        text += "\n" + _table(f"[{path}.{key}]", f"{path}.{key}", value)
-    return text
+def _task_table(path: str, task: Section) -> str:
+    chosen = task.model_dump(exclude_unset=True)
+    for key, value in chosen.items():
+        if value is None:
+            raise ConfigError(f"{path}.{key} = None cannot be written to TOML; leave it out")
+    return _table(f"[{path}]", path, chosen)
+
+
+def _table(header: str, path: str, values: Mapping[str, Any]) -> str:
+    lines = [
+        f"{toml_key(key)} = {toml_value(value, f'{path}.{key}')}" for key, value in values.items() if value is not None
+    ]
+    return "\n".join([header, *lines]) + "\n"
 
 
 def toml_key(key: str) -> str:
@@ -69,13 +73,10 @@ def toml_value(value: Any, where: str) -> str:
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(toml_value(item, f"{where}.{i}") for i, item in enumerate(value)) + "]"
     if isinstance(value, Mapping):
-        pairs = (
-            f"{toml_key(str(key))} = {toml_value(item, f'{where}.{key}')}" for key, item in value.items()
-        )
+        pairs = (f"{toml_key(str(key))} = {toml_value(item, f'{where}.{key}')}" for key, item in value.items())
         return "{" + ", ".join(pairs) + "}"
     raise ConfigError(
-        f"{where}: a {type(value).__name__} cannot be written to TOML; "
-        "use text, numbers, true/false, lists or tables"
+        f"{where}: a {type(value).__name__} cannot be written to TOML; use text, numbers, true/false, lists or tables"
     )
 
 

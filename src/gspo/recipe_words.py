@@ -37,7 +37,7 @@ _EXPECTED = {
 
 
 def in_words(item: Mapping[str, Any], data: Any) -> tuple[str, str]:
-    """A pydantic error as (dotted option, what is wrong), without its jargon. ``data``: what was validated."""
+    """A pydantic error as (dotted option, what is wrong) without jargon. ``data``: what was validated."""
     *parents, leaf = item["loc"]
     holder = data
     for part in parents:
