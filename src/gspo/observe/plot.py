@@ -152,6 +152,7 @@ def _evaluations(axis: Axes, series: Series, color: str) -> None:
         low, high = values - 2 * errors[1], values + 2 * errors[1]
         axis.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
     axis.plot(steps, values, color=color, linewidth=1.8, marker="o", markersize=4, clip_on=False)
-    for end, side in ((0, "left"), (-1, "right")):
+    rises = values[-1] >= values[0]
+    for end, side, place in ((0, "left", (6, -12 if rises else 8)), (-1, "right", (0, 8))):
         point = (float(steps[end]), float(values[end]))
-        axis.annotate(f"{point[1]:.3f}", point, (0, 8), textcoords="offset points", ha=side, fontsize=9, color=color)
+        axis.annotate(f"{point[1]:.3f}", point, place, textcoords="offset points", ha=side, fontsize=9, color=color)

@@ -202,6 +202,7 @@ class WandbTracker:
             id=_run_id(run_dir),
             resume="allow",
             mode=os.environ.get("WANDB_MODE", "offline"),
+            settings=wandb.Settings(console="off"),  # its capture of the terminal would fight the progress bar
         )
 
     def log(self, report: StepReport) -> None:
