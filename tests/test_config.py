@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
+import gspo.config
 from gspo.config import Recipe, RolloutConfig, Section
 from gspo.recipe_names import section_of
+from gspo.recipe_toml import toml_value
 
 OPTIONS = {
     "run": ["name", "output_dir", "seed", "steps", "device", "threads", "save_every", "keep_checkpoints", "trackers"],
@@ -115,20 +120,14 @@ def test_a_section_has_at_most_15_options_and_a_recipe_110():
 
 
 def test_every_option_says_what_it_is():
-    import ast
-    from pathlib import Path
-
-    import gspo.config
-
-    tree = ast.parse(Path(gspo.config.__file__).read_text())
-    undocumented = []
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef) and node.name not in ("Section", "Recipe"):
-            for item, following in zip(node.body, [*node.body[1:], None], strict=True):
-                documented = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
-                if isinstance(item, ast.AnnAssign) and not documented:
-                    undocumented.append(f"{node.name}.{item.target.id}")
-    assert undocumented == []
+    texts = documented_options()
+    silent = [
+        f"{name}.{option}"
+        for name, section in sections().items()
+        for option in section.model_fields
+        if not texts.get(section.__name__, {}).get(option, "").endswith((".", ")"))
+    ]
+    assert silent == []
 
 
 def test_an_option_that_may_be_none_is_none_by_default():
@@ -155,3 +154,46 @@ def test_sections_are_frozen_and_refuse_unknown_names():
         RolloutConfig(num_generation=4)
     with pytest.raises(ValidationError):
         Recipe().rollout.num_generations = 4
+
+
+def documented_options() -> dict[str, dict[str, str]]:
+    """Section class -> option -> its text in config.py."""
+    tree = ast.parse(Path(gspo.config.__file__).read_text(encoding="utf-8"))
+    found: dict[str, dict[str, str]] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            for item, following in zip(node.body, node.body[1:], strict=False):
+                if isinstance(item, ast.AnnAssign) and isinstance(following, ast.Expr):
+                    text = " ".join(ast.literal_eval(following.value).split())
+                    found.setdefault(node.name, {})[item.target.id] = text.replace("``", "`")
+    return found
+
+
+def default_of(info) -> str:
+    """A default as a recipe would say it; a dash where there is none."""
+    if info.is_required():
+        return "required"
+    default = info.get_default(call_default_factory=True)
+    if default is None or isinstance(default, Section):
+        return "-"
+    return f"`{toml_value(default, '')}`"
+
+
+def rows() -> dict[str, list[str]]:
+    """The rows of docs/configuration.md by section."""
+    texts = documented_options()
+    return {
+        name: [
+            f"| `{option}` | {default_of(info)} | {texts[section.__name__][option]} |"
+            for option, info in section.model_fields.items()
+        ]
+        for name, section in sections().items()
+    }
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_documented_options_are_the_code(name):
+    page = (Path(__file__).parents[1] / "docs" / "configuration.md").read_text(encoding="utf-8")
+    part = page.split(f"\n## `[{name}]`", 1)[-1] if name != "rewards" else page.split("\n## `[[rewards]]`", 1)[-1]
+    table = [line for line in part.split("\n## ")[0].splitlines() if line.startswith("| `")]
+    assert table == rows()[name]

@@ -160,7 +160,7 @@ def _beside_the_file(data: dict[str, Any], origin: Origin, touched: set[str]) ->
         for part in parents:
             table = table.get(part) if isinstance(table, dict) else None
         value = table.get(leaf) if isinstance(table, dict) else None
-        if not isinstance(value, str) or not value or dotted in touched or os.path.exists(value):
+        if not isinstance(value, str) or not value or _overridden(dotted, touched) or os.path.exists(value):
             continue
         beside = origin.folder / value
         if beside.is_file() or (dotted in _PATHS and beside.is_dir()):
@@ -280,9 +280,13 @@ def _validate(data: dict[str, Any], origin: Origin, touched: set[str]) -> Recipe
         lines = []
         for item in error.errors():
             dotted, words = in_words(dict(item), data)
-            overridden = any(f"{dotted}.".startswith(f"{name}.") for name in touched)
-            lines.append(f"{f'--{dotted}' if overridden else where(origin, dotted)}: {words}")
+            place = f"--{dotted}" if _overridden(dotted, touched) else where(origin, dotted)
+            lines.append(f"{place}: {words}")
         raise ConfigError("\n".join(dict.fromkeys(lines))) from None
+
+
+def _overridden(dotted: str, touched: set[str]) -> bool:
+    return any(f"{dotted}.".startswith(f"{name}.") for name in touched)
 
 
 def _no_json(value: Any) -> Any:
