@@ -319,6 +319,11 @@ def test_credentials_never_enter_a_recipe(data):
     assert "hf_aaa" not in message and "pass@" not in message
 
 
+def test_credentials_are_never_written():
+    with pytest.raises(ConfigError, match="credential"):
+        dump_recipe(Recipe(rewards=(RewardConfig(function="judge:f", options={"api_key": "x"}),)))
+
+
 def test_ordinary_options_are_no_credentials():
     load_recipe({"task": {"options": {"max_tokens": 4, "eos_token": "</s>", "keys": "a"}}})
 

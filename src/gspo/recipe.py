@@ -14,7 +14,6 @@ import difflib
 import importlib.resources
 import json
 import os
-import re
 import tomllib
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from pydantic import ValidationError
 from gspo.config import Recipe
 from gspo.errors import ConfigError
 from gspo.recipe_names import annotation_of, explain_unknown, section_of, unknown_keys, unwrap
-from gspo.recipe_toml import dump_recipe
+from gspo.recipe_toml import dump_recipe, refuse_secrets
 from gspo.recipe_words import Origin, in_words, where
 
 __all__ = [
@@ -41,13 +40,6 @@ __all__ = [
 
 _PATHS = ("model.path", "model.chat_template", "coldstart.base")
 _FILES = ("task.source", "eval.task.source", "coldstart.task.source")
-_SECRET_KEY = re.compile(
-    r"(^|_)(api_?key|secret(_key)?|password|passwd|(access|auth|hf|wandb|bearer)_token)$", re.IGNORECASE
-)
-_SECRET_VALUE = re.compile(
-    r"\b(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[0-9A-Z]{16})\b"
-    r"|://[^/\s:@]+:[^/\s@]+@"
-)
 
 
 def load_recipe(
@@ -67,7 +59,7 @@ def load_recipe(
     for dotted, value in changes.items():
         _apply(data, dotted, value, touched)
     _beside_the_file(data, origin, touched)
-    _refuse_secrets(data, "")
+    refuse_secrets(data)
     recipe = _validate(data, origin, touched)
     check_sizes(recipe)
     return recipe
@@ -294,21 +286,6 @@ def _no_json(value: Any) -> Any:
         f"{value!r} is a {type(value).__name__}, which a recipe cannot hold; "
         "use text, numbers, true/false, lists or tables"
     )
-
-
-def _refuse_secrets(value: Any, dotted: str) -> None:
-    """Recipes are copied into run folders, trackers and reports, so credentials never enter one."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            name = f"{dotted}.{key}" if dotted else key
-            if _SECRET_KEY.search(key) and isinstance(item, str) and item:
-                raise ConfigError(f"{name}: looks like a credential; set it in the environment, not in a recipe")
-            _refuse_secrets(item, name)
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            _refuse_secrets(item, f"{dotted}.{index}")
-    elif isinstance(value, str) and _SECRET_VALUE.search(value):
-        raise ConfigError(f"{dotted}: looks like a credential; set it in the environment, not in a recipe")
 
 
 def check_sizes(recipe: Recipe) -> None:

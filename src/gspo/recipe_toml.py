@@ -1,6 +1,6 @@
 """A recipe as TOML text: the resolved ``config.toml`` of a run folder.
 
-Writes what ``tomllib`` reads back to the same recipe. Reading is ``gspo.recipe``'s.
+Writes what ``tomllib`` reads back to the same recipe, and refuses credentials. Reading is ``gspo.recipe``'s.
 """
 
 from __future__ import annotations
@@ -14,6 +14,13 @@ from typing import Any
 from gspo.config import Recipe, Section
 from gspo.errors import ConfigError
 
+_SECRET_KEY = re.compile(
+    r"(^|_)(api_?key|secret(_key)?|password|passwd|(access|auth|hf|wandb|bearer)_token)$", re.IGNORECASE
+)
+_SECRET_VALUE = re.compile(
+    r"\b(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[0-9A-Z]{16})\b"
+    r"|://[^/\s:@]+:[^/\s@]+@"
+)
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -22,8 +29,10 @@ def dump_recipe(recipe: Recipe) -> str:
 
     ``[eval.task]`` and ``[coldstart.task]`` take what they leave out from ``[task]``, so only what they set is
     written. ``load_recipe`` of the text gives an equal recipe. Raises ConfigError for values that TOML cannot
-    hold: objects that are no text, number, list or table, and None where it would hide a value of ``[task]``.
+    hold: objects that are no text, number, list or table, and None where it would hide a value of ``[task]``;
+    and for credentials.
     """
+    refuse_secrets(recipe.model_dump())
     parts = ["# The recipe of this run with every default written out.\n"]
     for name, value in recipe:
         if name == "rewards":
@@ -48,6 +57,21 @@ def _table(header: str, path: str, values: Mapping[str, Any]) -> str:
         f"{toml_key(key)} = {toml_value(value, f'{path}.{key}')}" for key, value in values.items() if value is not None
     ]
     return "\n".join([header, *lines]) + "\n"
+
+
+def refuse_secrets(value: Any, dotted: str = "") -> None:
+    """Raise ConfigError for what looks like a credential: recipes are copied into run folders and trackers."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            name = f"{dotted}.{key}" if dotted else key
+            if _SECRET_KEY.search(key) and isinstance(item, str) and item:
+                raise ConfigError(f"{name}: looks like a credential; set it in the environment, not in a recipe")
+            refuse_secrets(item, name)
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            refuse_secrets(item, f"{dotted}.{index}")
+    elif isinstance(value, str) and _SECRET_VALUE.search(value):
+        raise ConfigError(f"{dotted}: looks like a credential; set it in the environment, not in a recipe")
 
 
 def toml_key(key: str) -> str:

@@ -71,7 +71,8 @@ def _help(kind: type[Any], own: Sequence[str], *, prog: str, description: str) -
         both,
         args=["--help"],
         prog=prog,
-        description=f"{description} Every option of the recipe can be given as --section.option value.",
+        description=f"{description} Every option of the recipe can be given as --section.option value "
+        "(lists by commas).",
         config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff),
     )
 
