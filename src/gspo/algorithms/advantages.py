@@ -105,14 +105,14 @@ def degenerate_groups(rewards: Tensor, group_ids: Tensor, valid: Tensor) -> Tens
 def multi_reward_advantages(
     rewards: Tensor, group_ids: Tensor, valid: Tensor, *, weights: Tensor | None = None
 ) -> Tensor:
-    """GDPO: normalise each reward in its group, sum with weights, then whiten over the batch (arXiv 2601.05242).
+    """GDPO: normalise each reward in its group, sum with weights, then over the batch's std (arXiv 2601.05242).
 
     ``rewards`` [S, F], NaN where a function does not apply: it leaves that function's statistics and that member's
     sum. ``weights`` [F], 1 by default. Returns [S]; 0 where nothing applied.
     """
     if rewards.dim() != 2:
         raise ValueError(f"rewards must be [S, F], one column a function; they are {list(rewards.shape)}")
-    scale = torch.ones(rewards.shape[1]) if weights is None else weights
+    scale = rewards.new_ones(rewards.shape[1]) if weights is None else weights
     applies = valid.unsqueeze(1) & ~rewards.isnan()
     columns = [
         scale[f].double() * group_advantages(rewards[:, f].double(), group_ids, applies[:, f])
@@ -120,8 +120,9 @@ def multi_reward_advantages(
     ]
     total, usable = torch.stack(columns).sum(0), applies.any(1)
     members = _members(total, group_ids, usable, torch.ones_like(group_ids))
-    whitened = members.scatter(_whiten(members.rewards, torch.ones_like(members.rewards)))
-    return whitened.to(torch.promote_types(rewards.dtype, torch.float32))
+    # The mean over the batch is 0 already; taking it off would put rounding where 0 belongs.
+    scaled = members.scatter(_by_centred_std(members, members.rewards))
+    return scaled.to(torch.promote_types(rewards.dtype, torch.float32))
 
 
 def discounted_returns(token_rewards: Tensor, lengths: Tensor, *, gamma: float = 1.0) -> Tensor:
@@ -328,8 +329,9 @@ ADVANTAGES: Mapping[str, AdvantageEstimator] = MappingProxyType(
         "reinforce_pp_baseline_sequence": _estimator(_from_group_mean, _by_centred_std),
         # r - length-weighted mean: OPO (arXiv 2505.23585).
         "opo": _estimator(_from_length_weighted_mean, _unscaled),
-        # The best of a group gets its lead over the second: pass@k training.
+        # The best of a group gets its lead over the second: pass@k training; plain, or over the group's std.
         "passk": _estimator(_best_minus_second, _unscaled),
+        "passk_group_std": _estimator(_best_minus_second, _by_group_std),
         # (r - mean) over the share of sequences with a reward: GPG (arXiv 2504.02546).
         "gpg": _estimator(_from_group_mean, _by_share_of_rewarded),
     }

@@ -81,7 +81,8 @@ def soft_gate(ratio: Tensor, advantages: Tensor, *, tau_positive: float, tau_neg
 
     The gradient at r = 1 is GRPO's; the value there is -2 A / tau. Nothing is clipped.
     """
-    tau = torch.where(advantages > 0, tau_positive, tau_negative).to(ratio.dtype)
+    plus, minus = ratio.new_full((), tau_positive), ratio.new_full((), tau_negative)  # not torch.where's float32
+    tau = torch.where(advantages > 0, plus, minus)
     losses = -torch.sigmoid(tau * (ratio - 1.0)) * (4.0 / tau) * advantages
     never = torch.zeros_like(advantages, dtype=torch.bool)
     return Surrogate(losses, never, never, never, never, never)
