@@ -41,6 +41,7 @@ class TestStall:
             ({}, "100% in groups that are all wrong", "easier prompts"),
             ({"groups/all_wrong": 0.0, "groups/all_right": 1.0}, "100% in groups that are all right", "harder prompts"),
             ({"completions/clipped_ratio": 0.9}, "90% cut by the length limit", "max_completion_length"),
+            ({"completions/clipped_ratio": 0.1}, "10% cut by the length limit", "easier prompts"),
             ({"grading/unparsed": 0.7}, "70% without an answer", "answer's format"),
             ({"grading/graded": 0.1, "groups/all_wrong": 0.0}, "90% ungraded", "gspo check reward"),
             ({"groups/all_wrong": 0.6, "groups/all_right": 0.4}, "40% in groups that are all right", "easier"),
