@@ -9,6 +9,7 @@ from gspo.tasks.columns import Columns, recognise_columns
 from gspo.tasks.encoding import encode_prompt, encode_task
 from gspo.tasks.generators import addition, addition_alphabet, characters, worked_addition
 from gspo.tasks.load import load_task
+from gspo.tasks.sources import first_rows
 from gspo.tasks.task import LoadReport, Overlong, RowProblem, Task, TaskOptions, shared_prompts
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "check_task",
     "encode_prompt",
     "encode_task",
+    "first_rows",
     "load_task",
     "recognise_columns",
     "shared_prompts",

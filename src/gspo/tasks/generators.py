@@ -1,8 +1,8 @@
 """Generators of our own: tasks that need no file. Here: addition with per-digit working.
 
-A prompt is "47+85=" and its worked answer "7+5=12c1;4+8+1=13;#132": one clause a column from the least
-significant digit, "c1" where a one is carried into a next column, the sum after "#". Item i of a seed is the
-i-th place of a keyed permutation of all pairs: computed on its own, never twice in a task.
+A prompt is "47+85=" and its worked answer "7+5=12;4+8+1=13;#132": one clause a column from the least significant
+digit, "+1" where a one was carried into it, the sum after "#". Item i of a seed is the i-th place of a keyed
+permutation of all pairs: computed on its own, never twice in a task.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gspo.seeding import seed as derive_seed
 from gspo.types import Prompt
 
 ANSWER_MARKER = "#"
-_ROUNDS = 6
+_ROUNDS = 4
 
 
 def generators() -> dict[str, Callable[..., list[Prompt]]]:
@@ -61,19 +61,18 @@ def addition(
 
 def addition_alphabet() -> str:
     """Every character of addition prompts and worked answers, for a character-level tokenizer."""
-    return "0123456789+=;c" + ANSWER_MARKER
+    return "0123456789+=;" + ANSWER_MARKER
 
 
 def worked_addition(first: int, second: int) -> str:
-    """The worked answer, operands >= 0: ``worked_addition(47, 85) == "7+5=12c1;4+8+1=13;#132"``."""
+    """The worked answer, operands >= 0: ``worked_addition(47, 85) == "7+5=12;4+8+1=13;#132"``."""
     left, right = str(first)[::-1], str(second)[::-1]
     columns = max(len(left), len(right))
     clauses, carry = [], 0
-    for column, (a, b) in enumerate(zip(left.ljust(columns, "0"), right.ljust(columns, "0"), strict=True)):
+    for a, b in zip(left.ljust(columns, "0"), right.ljust(columns, "0"), strict=True):
         total = int(a) + int(b) + carry
-        working = f"{a}+{b}+1={total}" if carry else f"{a}+{b}={total}"
+        clauses.append(f"{a}+{b}+1={total}" if carry else f"{a}+{b}={total}")
         carry = total // 10
-        clauses.append(working + ("c1" if carry and column < columns - 1 else ""))
     return ";".join(clauses) + f";{ANSWER_MARKER}{first + second}"
 
 

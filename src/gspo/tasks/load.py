@@ -56,7 +56,7 @@ def load_task(options: TaskOptions, *, default_seed: int = 0) -> Task:
         raise TaskError(f"source is {type(items).__name__}; a list of dicts or an iterable of Prompts is needed")
     prompts, rows = sources.split_prompts(items, options.size)
     if prompts:
-        return _task_of_prompts(prompts, options)
+        return _task_of_prompts(prompts, _row_options(options))
     return _task_of_rows(sources.read_rows(rows), _row_options(options), unit)
 
 
@@ -92,7 +92,7 @@ def _task_of_rows(rows: Iterator[NumberedRow], options: TaskOptions, unit: str) 
 
 
 def _build(rows: Iterable[NumberedRow], columns: Columns, options: TaskOptions, unit: str) -> Task:
-    read = prompts_of_rows(_numbered(rows), columns, options)
+    read = prompts_of_rows(rows, columns, options)
     return _finish(read, options, unit, columns.roles())
 
 
@@ -137,12 +137,6 @@ def _refusal(report: LoadReport, kept: int) -> str:
     if kept:
         lines.append('Mend or remove them, or leave them out with bad_rows = "drop" (in a recipe: task.options)')
     return "\n".join(lines)
-
-
-def _numbered(rows: Iterable[NumberedRow]) -> Iterator[NumberedRow]:
-    """Rows without a line of their own take their position."""
-    for position, numbered in enumerate(rows, start=1):
-        yield numbered if numbered.line else replace(numbered, line=position)
 
 
 def _described(options: TaskOptions) -> str:

@@ -59,10 +59,10 @@ def prompt_of_row(row: Mapping[str, Any], columns: Columns, options: TaskOptions
     ``metadata`` holds every column but the prompt's, as it stood; and ``demonstration`` where there is one.
     """
     turns, last_turn = _turns(row, columns)
-    if columns.answer == LAST_TURN:
-        answer = _answer(last_turn, columns)
-    else:
-        answer = _answer(column_value(row, columns.answer), columns) if columns.answer else None
+    answer = None
+    if columns.answer is not None:
+        raw = last_turn if columns.answer == LAST_TURN else column_value(row, columns.answer)
+        answer = _answer(raw, columns, required=options.answer_required)
     metadata = {name: value for name, value in row.items() if name not in (columns.prompt, columns.context)}
     demonstration = last_turn if columns.demonstration == LAST_TURN else column_value(row, columns.demonstration or "")
     if isinstance(demonstration, str) and demonstration.strip():
@@ -98,9 +98,9 @@ def check_prompt(prompt: Prompt, options: TaskOptions) -> str | None:
         return "exactly one of text and messages must be set"
     if prompt.text is not None and not prompt.text.strip():
         return "the prompt is empty"
-    if prompt.messages is not None and not prompt.messages:
-        return "the prompt has no messages"
-    if prompt.answer is None:
+    if prompt.messages is not None and not any(turn["content"].strip() for turn in prompt.messages):
+        return "the prompt is empty"
+    if prompt.answer is None or not prompt.answer.strip():
         return "no answer" if options.answer_required else None
     reason = options.check_answer(prompt.answer) if options.check_answer else None
     return f"answer {prompt.answer[:60]!r} cannot be graded: {reason}" if reason else None
@@ -163,11 +163,11 @@ def _spoken(turns: tuple[Turn, ...]) -> dict[str, Any]:
     return {"messages": turns}
 
 
-def _answer(value: Any, columns: Columns) -> str | None:
+def _answer(value: Any, columns: Columns, *, required: bool) -> str | None:
     text = plain_text(value)
     if text is None:
         return None
     answer = extract_answer(text, columns.answer_form)
-    if answer is None:
+    if answer is None and required:
         raise TaskError(f"no {_FORM_MARKS[columns.answer_form]} with an answer in column {columns.answer!r}")
     return answer

@@ -7,6 +7,7 @@ reader.
 from __future__ import annotations
 
 import importlib
+import inspect
 import itertools
 import json
 import re
@@ -23,6 +24,7 @@ from gspo.tasks.task import TaskOptions
 from gspo.types import Prompt
 
 FILE_SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
+_OTHER_SUFFIXES = (".csv", ".tsv", ".txt", ".xlsx", ".arrow", ".pkl", ".pt", ".bin", ".yaml", ".toml", ".zip", ".gz")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*(?:/[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)?")
 _DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -46,6 +48,12 @@ def read_file(path: Path, size: int | None = None) -> Iterator[NumberedRow]:
     return itertools.islice(reader(path), size)
 
 
+def first_rows(path: str | Path, count: int = 100) -> list[dict[str, Any]]:
+    """The first ``count`` readable rows of a file, for ``recognise_columns``."""
+    readable = (dict(numbered.row) for numbered in read_file(Path(path)) if numbered.row)
+    return list(itertools.islice(readable, count))
+
+
 def read_rows(rows: Iterable[Any]) -> Iterator[NumberedRow]:
     """Rows of any iterable of mappings, numbered from 1."""
     for number, row in enumerate(rows, start=1):
@@ -57,19 +65,21 @@ def read_rows(rows: Iterable[Any]) -> Iterator[NumberedRow]:
 
 def read_hub(options: TaskOptions) -> Iterator[NumberedRow]:
     """Rows of a hub data set, of a folder written by ``save_to_disk``, or of a folder with data files."""
+    name = str(options.source)
+    folder = Path(name)
+    if folder.suffix in _OTHER_SUFFIXES:
+        raise TaskError(f"{name!r}: {folder.suffix} is not read; convert it to one of {', '.join(FILE_SUFFIXES)}")
+    if not folder.is_dir() and not _HUB_NAME.fullmatch(name):
+        raise TaskError(unknown_source(name))
     try:
         import datasets
     except ImportError as error:
         raise MissingExtra("datasets", "datasets", f"The data set {options.source!r}") from error
-    name = str(options.source)
-    folder = Path(name)
     try:
         if folder.is_dir() and any((folder / f).exists() for f in ("dataset_dict.json", "state.json")):
             data = datasets.load_from_disk(name)
-        elif folder.is_dir() or _HUB_NAME.fullmatch(name):
-            data = datasets.load_dataset(name, options.subset, split=options.split or "train")
         else:
-            raise TaskError(unknown_source(name))
+            data = datasets.load_dataset(name, options.subset, split=options.split or "train")
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise TaskError(
             f"the data set {name!r} (subset {options.subset!r}, split {options.split or 'train'!r}) cannot "
@@ -134,6 +144,10 @@ def call_dotted(source: str, options: TaskOptions) -> Iterable[Any]:
         raise TaskError(
             f"source {source!r}: no function {function_name!r} there; nearest: {', '.join(names) or 'none'}"
         )
+    try:
+        inspect.signature(function).bind(**options.options)
+    except TypeError as error:
+        raise TaskError(f"source {source!r} does not take options {dict(options.options)}: {error}") from error
     result = function(**options.options)
     if isinstance(result, str | Mapping) or not isinstance(result, Iterable):
         raise TaskError(f"source {source!r} returned {type(result).__name__}; an iterable of Prompt or dicts is needed")
@@ -161,6 +175,8 @@ def task_name(options: TaskOptions) -> str:
     base = options.source
     if base.endswith(FILE_SUFFIXES):
         base = Path(base).stem
+    elif Path(base).is_dir():
+        base = Path(base).resolve().name
     cleaned = re.sub(r"[^A-Za-z0-9._-]+", "-", base.rstrip("/")).strip("-._")
     return cleaned or "task"
 
@@ -219,9 +235,8 @@ def _read_parquet(path: Path) -> Iterator[NumberedRow]:
     import pyarrow.parquet
 
     try:
-        file = pyarrow.parquet.ParquetFile(path)
-        for batch in file.iter_batches(batch_size=4096):
-            yield from (NumberedRow(0, row) for row in batch.to_pylist())
+        batches = pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=4096)
+        yield from read_rows(row for batch in batches for row in batch.to_pylist())
     except pyarrow.ArrowException as error:
         raise TaskError(f"{path} cannot be read as Parquet: {error}") from error
 
