@@ -106,7 +106,8 @@ def _figure(name: str, series: Series) -> Figure:
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.set_xlabel("step (rollout batch)", color=_MUTED)
     figure.suptitle(name, x=0.01, ha="left", fontsize=14, fontweight="bold", color=_INK, parse_math=False)
-    figure.text(0.99, 0.975, _LEGEND, ha="right", va="top", fontsize=9, color=_MUTED)
+    if max(_window(values) for _, values in series.values()) > 1:
+        figure.text(0.99, 0.975, _LEGEND, ha="right", va="top", fontsize=9, color=_MUTED)
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)  # type: ignore[union-attr, call-arg]
     return figure
 
@@ -135,13 +136,18 @@ def _draw(axis: Axes, panel: Panel, series: Series) -> None:
 
 def _curve(axis: Axes, steps: FloatArray, values: FloatArray, *, color: str, label: str) -> None:
     """The raw values pale, the running mean over a twentieth of the run on top."""
-    window = max(1, len(values) // 20)
-    if window < 3:
+    window = _window(values)
+    if window == 1:
         marker = "o" if len(values) < _MANY_POINTS else None
         axis.plot(steps, values, color=color, linewidth=1.8, marker=marker, markersize=3.5, label=label)
         return
     axis.plot(steps, values, color=color, linewidth=0.8, alpha=0.3)
     axis.plot(steps, smooth(values, window), color=color, linewidth=2.0, label=label)
+
+
+def _window(values: FloatArray) -> int:
+    """A twentieth of the points; 1, no smoothing, where that is less than 3."""
+    return len(values) // 20 if len(values) >= 60 else 1
 
 
 def _evaluations(axis: Axes, series: Series, color: str) -> None:
