@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from reference import advantages, swift, trl, verl
-from reference.vectors import FOLDER, Case, LeftOut, Outcome, error, load, outcome, topics
 
 from gspo.algorithms import Algorithm
+from reference import advantages, swift, trl, verl
+from reference.vectors import FOLDER, Case, LeftOut, Outcome, error, load, outcome, topics
 
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"no reference numbers at {FOLDER}")
 

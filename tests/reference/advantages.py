@@ -6,11 +6,11 @@ Each function takes the epsilon; with 0 it must be ours, with the peer's own it 
 from __future__ import annotations
 
 import torch
-from reference.trl import summed_rewards
-from reference.vectors import Case, LeftOut
 from torch import Tensor
 
 from gspo.algorithms import estimate_advantages, multi_reward_advantages
+from reference.trl import summed_rewards
+from reference.vectors import Case, LeftOut
 
 OURS = {
     ("grpo", "group"): "group",

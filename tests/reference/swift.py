@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from reference.vectors import Case, LeftOut, Outcome, finish, flat_inputs, leaf, outcome
 from torch import Tensor
 
 from gspo.algorithms import Algorithm, policy_loss
 from gspo.algorithms.ratios import mean_log_ratio
 from gspo.algorithms.segments import Segments
+from reference.vectors import Case, LeftOut, Outcome, finish, flat_inputs, leaf
 
 REDUCTION = {
     "grpo": "sequence_mean_token_mean",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from reference.vectors import Case, LeftOut, Outcome, finish, flat_inputs, leaf, outcome
 from torch import Tensor
 
 from gspo.algorithms import CATALOG, Algorithm, LossInputs, estimate_advantages, policy_loss
+from reference.vectors import Case, LeftOut, Outcome, finish, flat_inputs, leaf, outcome
 
 REDUCTION = {
     "grpo": "sequence_mean_token_mean",

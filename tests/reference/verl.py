@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from reference.vectors import Case, LeftOut, Outcome, finish, flat_inputs, leaf, outcome
 from torch import Tensor
 
 from gspo.algorithms import CATALOG, Algorithm, correction_weights, policy_loss, reduce_tokens
 from gspo.algorithms.segments import Segments
+from reference.vectors import Case, LeftOut, Outcome, finish, flat_inputs, leaf, outcome
 
 REDUCTION = {
     "token-mean": "token_mean",

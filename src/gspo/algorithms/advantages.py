@@ -62,7 +62,7 @@ def group_advantages(rewards: Tensor, group_ids: Tensor, valid: Tensor | None = 
 
 
 def estimate_advantages(
-    name: str,
+    name: str | AdvantageEstimator,
     rewards: Tensor,
     group_ids: Tensor,
     valid: Tensor,
@@ -70,24 +70,31 @@ def estimate_advantages(
     lengths: Tensor,
     token_rewards: Tensor | None = None,
 ) -> Tensor:
-    """Advantages by the estimator ``name`` of ``ADVANTAGES``: [S], or [N] where it works on ``token_rewards`` [N].
+    """Advantages by the estimator ``name`` of ``ADVANTAGES``, or by one's own: [S], or [N] from ``token_rewards`` [N].
 
     ``rewards`` [S], ``group_ids`` [S], ``valid`` [S] bool, ``lengths`` [S] scored tokens of each sequence (one
     without any is not usable); ``token_rewards`` in sequence order. ValueError for an unknown name, wrong shapes, or
     token rewards that the estimator does not read; NumericsError for a valid reward that is not finite.
     """
+    for label, tensor in {"group_ids": group_ids, "valid": valid, "lengths": lengths}.items():
+        if tensor.shape != rewards.shape or rewards.dim() != 1:
+            raise ValueError(f"{label} is {list(tensor.shape)}, but rewards are {list(rewards.shape)}, not [S]")
+    estimator = _by_name(name, token_rewards is not None) if isinstance(name, str) else name
+    usable = valid.bool() & (lengths > 0)
+    advantages = estimator(rewards, group_ids, usable, lengths, token_rewards)
+    if advantages.shape[0] not in (rewards.shape[0], int(lengths.sum())) or advantages.dim() != 1:
+        raise ValueError(f"advantages are {list(advantages.shape)}; they must be [S] = [{rewards.shape[0]}], or [N]")
+    return advantages.to(torch.promote_types(rewards.dtype, torch.float32))
+
+
+def _by_name(name: str, with_token_rewards: bool) -> AdvantageEstimator:
     if name not in ADVANTAGES:
         near = difflib.get_close_matches(name, ADVANTAGES, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise ValueError(f"unknown advantage {name!r}{hint}; use one of {', '.join(sorted(ADVANTAGES))}")
-    for label, tensor in {"group_ids": group_ids, "valid": valid, "lengths": lengths}.items():
-        if tensor.shape != rewards.shape or rewards.dim() != 1:
-            raise ValueError(f"{label} is {list(tensor.shape)}, but rewards are {list(rewards.shape)}, not [S]")
-    if token_rewards is not None and name not in TOKEN_ESTIMATORS:
+    if with_token_rewards and name not in TOKEN_ESTIMATORS:
         raise ValueError(f"advantage {name!r} does not read token_rewards; use one of {sorted(TOKEN_ESTIMATORS)}")
-    usable = valid.bool() & (lengths > 0)
-    advantages = ADVANTAGES[name](rewards, group_ids, usable, lengths, token_rewards)
-    return advantages.to(torch.promote_types(rewards.dtype, torch.float32))
+    return ADVANTAGES[name]
 
 
 def degenerate_groups(rewards: Tensor, group_ids: Tensor, valid: Tensor) -> Tensor:

@@ -59,8 +59,8 @@ def correction_weights(
     weights = ratio_of(cut(log_rho, TOKEN_LOG_RATIO_LIMIT)[0])
     low = 0.0 if minimum is None else minimum
     if kind.endswith("_mask"):
-        inside = (weights >= low) & (weights <= maximum)
-        return torch.where(inside, weights, torch.zeros_like(weights))
+        outside = (weights < low) | (weights > maximum)  # NaN is neither: it must reach the learner's guard
+        return torch.where(outside, torch.zeros_like(weights), weights)
     return weights.clamp(low, maximum)
 
 
