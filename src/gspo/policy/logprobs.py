@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-CHUNK_BYTES = 64 * 2**20  # float32 logits held at once; forward and backward peak at about four times as much
+# Float32 logits held at once; forward and backward need about three times as much. A GPU wants wider matrices.
+CHUNK_BYTES_CPU = 32 * 2**20
+CHUNK_BYTES = 64 * 2**20
 _NO_IGNORED_TARGET = -(2**62)  # a real -100 must fail like any id outside the vocabulary, not score 0
 
 LogitTransform = Callable[[Tensor], Tensor]
@@ -69,7 +71,7 @@ def selected_logprobs(
         targets: int64 [N].
         temperature: > 0.
         chunk_size: tokens held at once; None picks it so that the float32 logits of a chunk take
-            ``CHUNK_BYTES``.
+            ``CHUNK_BYTES`` (``CHUNK_BYTES_CPU``).
         logit_transform: what the model applies after its head, see ``logit_transform_of``.
         with_entropy: also return the entropy of softmax(z / T) in nats, without gradient.
 
@@ -157,13 +159,14 @@ def _entropy(logits: Tensor, temperature: float) -> Tensor:
 
 
 def _default_chunk(head: Callable[[Tensor], Tensor], hidden: Tensor) -> int:
-    """Tokens whose float32 logits take CHUNK_BYTES. A head of unknown width is asked with no tokens."""
+    """Tokens whose float32 logits fill the byte budget. A head of unknown width is asked with no tokens."""
     if _is_plain_linear(head):
         vocab_size = head.out_features
     else:
         with torch.no_grad():
             vocab_size = head(hidden[:0]).shape[-1]
-    return max(1, CHUNK_BYTES // (4 * vocab_size))
+    budget = CHUNK_BYTES_CPU if hidden.device.type == "cpu" else CHUNK_BYTES
+    return max(1, budget // (4 * vocab_size))
 
 
 def _is_plain_linear(head: Any) -> TypeGuard[nn.Linear]:
@@ -271,10 +274,14 @@ def _accumulator(parameter: Tensor) -> Tensor:
 
 
 def _grad_of_logits(logits: Tensor, targets: Tensor, score: _Score, grad_logprobs: Tensor) -> Tensor:
-    with torch.enable_grad():
-        logits = logits.detach().requires_grad_()
-        logprobs, _ = score(logits, targets)
-        return torch.autograd.grad(logprobs, logits, grad_logprobs)[0]
+    """Gradient of ``sum(grad * logprobs)`` in the head's output: ``grad (onehot(y) - softmax(z / T)) / T``."""
+    if score.logit_transform is not None:
+        with torch.enable_grad():
+            logits = logits.detach().requires_grad_()
+            return torch.autograd.grad(score(logits, targets)[0], logits, grad_logprobs)[0]
+    weights = (grad_logprobs / score.temperature).unsqueeze(1)
+    grad = torch.softmax(_tempered(logits, score.temperature), dim=-1).mul_(-weights)
+    return grad.scatter_add_(1, targets.unsqueeze(1), weights).to(logits.dtype)
 
 
 def _autocast_dtype(tensor: Tensor) -> torch.dtype | None:
