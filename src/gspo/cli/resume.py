@@ -21,9 +21,9 @@ class Arguments:
 
 
 def run(arguments: Arguments, overrides: Sequence[str]) -> int:
-    """Resume; prints where the run folder is."""
+    """Resume; the console says where the run folder is."""
     folder = require_run_folder(arguments.run)
     from gspo.training.run import resume
 
-    print(f"run folder: {resume(folder)}")
+    resume(folder)
     return 0

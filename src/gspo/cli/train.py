@@ -20,10 +20,9 @@ class Arguments:
 
 
 def run(arguments: Arguments, overrides: Sequence[str]) -> int:
-    """Train; prints where the run folder is."""
+    """Train; the console says where the run folder is."""
     recipe = load_recipe(arguments.recipe, overrides)
     from gspo.training.run import train
 
-    folder = train(recipe)
-    print(f"run folder: {folder}")
+    train(recipe)
     return 0
