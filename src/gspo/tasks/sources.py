@@ -80,7 +80,7 @@ def read_hub(options: TaskOptions) -> Iterator[NumberedRow]:
             data = datasets.load_from_disk(name)
         else:
             data = datasets.load_dataset(name, options.subset, split=options.split or "train")
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise TaskError(
             f"the data set {name!r} (subset {options.subset!r}, split {options.split or 'train'!r}) cannot "
             f"be loaded: {type(error).__name__}: {str(error)[:300]}. A file's name must end in one of "
