@@ -7,14 +7,24 @@ not read, is refused. What is legal but surprising comes back as a note.
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from gspo.algorithms import ADVANTAGES, CATALOG, CORRECTIONS, KL_ESTIMATORS, REDUCTIONS, TOKEN_ESTIMATORS, Algorithm
+from gspo.algorithms import (
+    ADVANTAGES,
+    CATALOG,
+    CORRECTIONS,
+    KL_ESTIMATORS,
+    REDUCTIONS,
+    TOKEN_ESTIMATORS,
+    AdvantageEstimator,
+    Algorithm,
+)
 from gspo.config import AlgorithmConfig, CorrectionConfig
 from gspo.errors import ConfigError
 
@@ -71,6 +81,23 @@ def resolve_algorithm(
     resolved = _with_correction(resolved, entry, correction)
     _check_proximal(resolved, correction, updates_per_step)
     return resolved, tuple(_notes(resolved, updates_per_step))
+
+
+def load_estimator(name: str) -> str | AdvantageEstimator:
+    """The advantage estimator of a recipe: a built-in's name as it is, a dotted path ("module:function") imported."""
+    if ":" not in name:
+        return name
+    module_name, _, attribute = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f'algorithm.advantage = "{name}": {module_name} cannot be imported ({error})') from error
+    if attribute not in vars(module):
+        raise ConfigError(f'algorithm.advantage = "{name}": {module_name} has no "{attribute}"')
+    estimator = vars(module)[attribute]
+    if not callable(estimator):
+        raise ConfigError(f'algorithm.advantage = "{name}" is not a function')
+    return cast(AdvantageEstimator, estimator)
 
 
 def require_sequence_advantages(advantages: Tensor, sequence_ids: Tensor, algorithm: Algorithm) -> None:
