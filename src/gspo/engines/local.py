@@ -24,10 +24,10 @@ from gspo.engines.base import Capabilities
 from gspo.engines.causal import CausalModel
 from gspo.engines.kv import Prefill, RowCache, WaveCache, rows_can_join
 from gspo.engines.rows import Row, Stretch
-from gspo.engines.stops import StopWatch
+from gspo.engines.stops import StopWatch, TokenTexts
 from gspo.engines.weights import copy_weights
 from gspo.errors import EngineDied, EngineError
-from gspo.policy.logprobs import LogitTransform
+from gspo.policy.logprobs import LogitTransform, ScaleAndCap
 from gspo.seeding import MAX_SEED
 from gspo.types import Completion, FinishReason, Request
 
@@ -68,8 +68,13 @@ class LocalEngine:
     ) -> None:
         if max_batch_size < 1:
             raise EngineError(f"max_batch_size must be at least 1, got {max_batch_size}")
+        if isinstance(logit_transform, ScaleAndCap):
+            raise EngineError(
+                "the model's logits hold its configuration's transform already; leave logit_transform out"
+            )
         self._model: CausalModel | None = CausalModel(model)
-        self._tokenizer, self._max_batch_size = tokenizer, max_batch_size
+        self._texts = None if tokenizer is None else TokenTexts(tokenizer)
+        self._max_batch_size = max_batch_size
         self._max_model_len = _context_window(self._model.max_positions, max_model_len)
         self._version, self._shared, self._logit_transform = version, shared, logit_transform
         self._joins = rows_can_join(self._model.config)
@@ -84,7 +89,7 @@ class LocalEngine:
     def capabilities(self) -> Capabilities:
         """Seeds continue over a resubmitted prefix; log-probs are over the whole vocabulary."""
         return Capabilities(
-            stop_strings=self._tokenizer is not None,
+            stop_strings=self._texts is not None,
             max_model_len=self._max_model_len,
             vocab_size=self._open().vocab_size,
             weight_sources=("shared",) if self._shared else ("tensors",),
@@ -190,7 +195,7 @@ class LocalEngine:
             return f"temperature is {sampling.temperature}; it must be finite and at least 0"
         if not 0 <= request.seed <= MAX_SEED:
             return f"seed {request.seed} is outside 0 .. 2**63 - 1"
-        if sampling.stop and self._tokenizer is None:
+        if sampling.stop and self._texts is None:
             return "stop strings need the engine's tokenizer: LocalEngine(model, tokenizer=...)"
         if "" in sampling.stop:
             return "an empty stop string would end every completion at once"
@@ -199,7 +204,7 @@ class LocalEngine:
     def _row(self, request: Request) -> Row:
         budget = request.sampling.max_new_tokens
         context = self._max_model_len - len(request.token_ids) if self._max_model_len else budget
-        watch = StopWatch(self._tokenizer, request.sampling.stop) if request.sampling.stop else None
+        watch = StopWatch(self._texts, request.sampling.stop) if self._texts and request.sampling.stop else None
         reason = FinishReason.LENGTH if budget <= context else FinishReason.CONTEXT_LENGTH
         return Row(request, min(budget, context), reason, watch)
 

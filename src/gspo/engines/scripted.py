@@ -16,7 +16,7 @@ import numpy as np
 
 from gspo import seeding
 from gspo.engines.base import Capabilities
-from gspo.engines.stops import StopWatch
+from gspo.engines.stops import StopWatch, TokenTexts
 from gspo.errors import EngineDied, EngineError
 from gspo.types import Completion, FinishReason, Request
 
@@ -92,7 +92,8 @@ class ScriptedEngine:
         version: int = 0,
     ) -> None:
         self._script: Script = table(script) if isinstance(script, Mapping) else script
-        self._tokenizer, self._tokens_per_poll = tokenizer, tokens_per_poll
+        self._texts = None if tokenizer is None else TokenTexts(tokenizer)
+        self._tokens_per_poll = tokens_per_poll
         self._capabilities = Capabilities(
             seeds=not isinstance(script, Mapping),
             stop_strings=tokenizer is not None,
@@ -190,14 +191,14 @@ class ScriptedEngine:
             return f"the prompt has {len(request.token_ids)} tokens; the context window holds {window}"
         if request.sampling.max_new_tokens < 1:
             return f"max_new_tokens is {request.sampling.max_new_tokens}; at least 1 is needed"
-        if request.sampling.stop and self._tokenizer is None:
+        if request.sampling.stop and self._texts is None:
             return "stop strings need a tokenizer: ScriptedEngine(script, tokenizer=...)"
         return None
 
     def _end(self, request: Request, reply: Reply) -> tuple[int, FinishReason]:
         """How many of the reply's tokens come out, and why it ends there. A reply that just ends has stopped."""
         sampling, window = request.sampling, self._capabilities.max_model_len
-        watch = StopWatch(self._tokenizer, sampling.stop) if sampling.stop else None
+        watch = StopWatch(self._texts, sampling.stop) if self._texts and sampling.stop else None
         context = window - len(request.token_ids) if window else sampling.max_new_tokens
         for count, token in enumerate(reply.token_ids, start=1):
             if token in sampling.eos_token_ids:
