@@ -5,7 +5,18 @@ length) and ``gym`` (reasoning-gym). Running them under deadlines, contained: ``
 ``check``.
 """
 
+from gspo.rewards.check import RewardReport, check_reward, example
 from gspo.rewards.contract import RewardSpec, Verdict, load_reward
+from gspo.rewards.math import gold_problem
 from gspo.rewards.workers import Grader
 
-__all__ = ["Grader", "RewardSpec", "Verdict", "load_reward"]
+__all__ = [
+    "Grader",
+    "RewardReport",
+    "RewardSpec",
+    "Verdict",
+    "check_reward",
+    "example",
+    "gold_problem",
+    "load_reward",
+]

@@ -30,7 +30,10 @@ BUILTINS: Mapping[str, str] = {
 }
 """Name in a recipe -> dotted path."""
 
-WARM_UPS: Mapping[str, str] = {"math": "gspo.rewards.math:warm_up"}
+WARM_UPS: Mapping[str, str] = {
+    "math": "gspo.rewards.math:warm_up",
+    "reasoning_gym": "gspo.rewards.gym:warm_up",
+}
 """Called once before workers are forked, so that slow imports are shared and count against no deadline."""
 
 REWARD_KEY = "reward"

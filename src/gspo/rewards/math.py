@@ -119,6 +119,13 @@ def parse_gold(answer: str | None, *, percent: Literal["value", "ignore"] = "val
     return Gold(readings)
 
 
+def gold_problem(answer: str | None) -> str | None:
+    """Why ``math`` could not grade against this reference answer; None where it can. For tasks, at load
+    time.
+    """
+    return parse_gold(answer).reason or None
+
+
 def _final(answer: str) -> str:
     for answer_format in ("####", "boxed"):
         if found := extract_answer(answer, answer_format):  # type: ignore[arg-type]

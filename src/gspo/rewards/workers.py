@@ -22,7 +22,7 @@ from types import TracebackType
 
 from gspo.errors import RewardError
 from gspo.rewards.calls import combine, execute
-from gspo.rewards.contract import Outcome, RewardSpec, Verdict, load_reward, unique_names
+from gspo.rewards.contract import Outcome, RewardSpec, Verdict, load_reward, unique_names, warm_up
 from gspo.rewards.pool import Call, Pool
 from gspo.rewards.zygote import Setup
 from gspo.types import Rollout
@@ -58,6 +58,8 @@ class Grader:
         self._owner = os.getpid()
         self._closed = False
         self._functions = [load_reward(r.function, r.options) for r in self.rewards] if in_process else []
+        if in_process:
+            warm_up(self.rewards)
         setup = Setup(self.rewards, self.names, memory_limit_bytes)
         self._pool = None if in_process else Pool(setup, num_workers=workers, timeout_s=timeout_s)
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gspo.errors import RewardError
+from gspo.errors import GspoError, RewardError
 from gspo.rewards.calls import execute, failure
 from gspo.rewards.contract import Outcome, RewardSpec, load_reward, warm_up
 from gspo.types import Grading, Rollout
@@ -92,7 +92,7 @@ def _load(control: socket.socket, setup: Setup) -> list[Callable[..., Any]] | No
     try:
         functions = [load_reward(spec.function, spec.options) for spec in setup.specs]
         warm_up(setup.specs)
-    except RewardError as error:
+    except GspoError as error:
         _say(control, {"error": str(error)})
         return None
     except BaseException as error:  # noqa: BLE001 - grader worker: importing user code may raise anything
