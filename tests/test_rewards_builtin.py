@@ -264,7 +264,7 @@ def test_a_scorer_that_stumbles_over_an_answer_scores_zero_with_a_reason():
         assert gym(f"<answer>{answer}</answer>", entry) == {"reward": 0.0, "parsed": 1.0, "unresolved": 1.0}
         assert gym(f"<answer>{entry['answer']}</answer>", entry)["reward"] == 1.0
     with pytest.raises(KeyError):  # a broken entry is the task's fault, not the answer's
-        gym("<answer>7</answer>", {"answer": "7", "metadata": {"source_dataset": "prime_factorization"}})
+        gym("<answer>7</answer>", {"answer": "7", "metadata": {"source_dataset": "sudoku"}})
 
 
 def test_scorers_that_evaluate_see_no_code(tmp_path):
