@@ -29,7 +29,7 @@ ROUTER_OR_EXPERT = re.compile(r"(^|\.)(gate|router|experts?|shared_expert_gate)(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """How to load a policy. ``path``: a folder, a hub name, or ``package:NAME`` (the folder of an installed package)."""
+    """How to load a policy. ``path``: a folder, a hub name, or ``package:NAME`` (an installed package's folder)."""
 
     path: str
     gguf_file: str | None = None
@@ -135,8 +135,8 @@ class Policy(nn.Module):
             theirs = torch.log_softmax(logits[0, :-1].float(), -1).gather(-1, ids[0, 1:, None])[:, 0]
         if not torch.allclose(ours.float(), theirs, atol=5e-2 if self.autocast else 1e-3):
             raise ModelError(
-                f"{type(self.hf).__name__} changes its logits after the output head in a way this version does not know "
-                f"(log-probs differ by {(ours - theirs).abs().max():.3g}); add it to gspo.policy.logprobs.logit_transform_of"
+                f"{type(self.hf).__name__} changes its logits after the head in a way this version does not know "
+                f"(log-probs differ by {(ours - theirs).abs().max():.3g}); teach policy.logprobs.logit_transform_of"
             )
 
     def save(self, folder: Path) -> None:
@@ -244,7 +244,7 @@ def _load_model(folder: str, options: LoadOptions) -> Any:
 
 
 def silence_noise(config: Any) -> None:
-    """Set every dropout and router jitter of a config to 0: noise between two passes would make ratios differ from 1."""
+    """Set every dropout and router jitter of a config to 0: noise between two passes would move ratios off 1."""
     for name, value in config.to_dict().items():
         noisy = "dropout" in name or name.endswith("_pdrop") or name == "router_jitter_noise"
         if noisy and isinstance(value, float):

@@ -136,8 +136,8 @@ def propose(spreads: list[Spread], wanted: float, *, updates: int, discarded: tu
     reachable = fraction_clipped(spreads, 0.0, 0.0)
     if reachable <= wanted:
         raise ConfigError(
-            f"a clip fraction of {wanted} cannot be reached: even with epsilon 0 only {reachable:.3f} of the tokens are "
-            f"clipped (zero-advantage groups and update 1 count as unclipped); ask for less"
+            f"a clip fraction of {wanted} cannot be reached: even with epsilon 0 only {reachable:.3f} of the tokens "
+            f"are clipped (zero-advantage groups and update 1 count as unclipped); ask for less"
         )
     low, high = 1e-9, 0.25
     for _ in range(60):
@@ -151,8 +151,8 @@ def propose(spreads: list[Spread], wanted: float, *, updates: int, discarded: tu
     notes = []
     if noise > epsilon / 3:
         notes.append(
-            f"the noise floor {noise:.1e} exceeds a third of epsilon {epsilon:.1e}: the clip sees rounding; use float32 "
-            f'(model.autocast = "none") or a larger range'
+            f"the noise floor {noise:.1e} exceeds a third of epsilon {epsilon:.1e}: the clip sees rounding; "
+            f'use float32 (model.autocast = "none") or a larger range'
         )
     return Calibration(
         epsilon=epsilon,

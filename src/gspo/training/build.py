@@ -33,6 +33,7 @@ class Components:
     engine: Engine
     grader: Grader
     collector: Collector
+    eval_collector: Collector | None
     learner: Learner
     notes: tuple[str, ...] = ()
 
@@ -138,6 +139,16 @@ def fit_task(task: Task, config: TaskConfig, policy: Policy, max_completion_leng
         overlong=config.overlong_prompts,
         chat_template=config.chat_template,
         chat_template_kwargs=config.chat_template_kwargs,
+    )
+
+
+def make_collector(engine: Engine, grader: Grader, policy: Policy, task: Task) -> Collector:
+    """A collector of one task's prompts, whose ids were computed when the task was fitted."""
+    return Collector(
+        engine,
+        grader,
+        encode=lambda prompt: task.ids[prompt.id],
+        decode=lambda ids: policy.tokenizer.decode(ids, skip_special_tokens=True),
     )
 
 
@@ -256,13 +267,9 @@ def build(
     except BaseException:
         grader.close()
         raise
-    collector = Collector(
-        engine,
-        grader,
-        encode=encoder(policy, recipe.task),
-        decode=lambda ids: policy.tokenizer.decode(ids, skip_special_tokens=True),
-    )
-    return Components(recipe, task, held_out, policy, engine, grader, collector, learner, notes)
+    collector = make_collector(engine, grader, policy, task)
+    eval_collector = make_collector(engine, grader, policy, held_out) if held_out else None
+    return Components(recipe, task, held_out, policy, engine, grader, collector, eval_collector, learner, notes)
 
 
 def _eval_task(recipe: Recipe, rows: Iterable[Any] | None) -> Task | None:

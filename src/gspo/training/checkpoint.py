@@ -64,7 +64,8 @@ def save(root: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[st
         shutil.rmtree(partial, ignore_errors=True)
         free = shutil.disk_usage(root).free if root.exists() else 0
         raise CheckpointError(
-            f"cannot write checkpoint {target}: {error.strerror} ({free / 1e6:.0f} MB free). Earlier checkpoints are intact"
+            f"cannot write checkpoint {target}: {error.strerror} ({free / 1e6:.0f} MB free). "
+            f"Earlier checkpoints are intact"
         ) from error
     return target
 

@@ -73,7 +73,8 @@ def _made_by(folder: Path, wanted: str) -> bool:
         return True
     what = "was made by a cold start with other settings" if made else "exists and was not made by a cold start"
     raise ConfigError(
-        f"model.path = {str(folder)!r} {what}. Give another model.path, or run `gspo coldstart RECIPE --force` to replace it"
+        f"model.path = {str(folder)!r} {what}. Give another model.path, "
+        f"or run `gspo coldstart RECIPE --force` to replace it"
     )
 
 

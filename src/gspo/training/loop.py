@@ -59,6 +59,7 @@ class Run:
     first_step: int = 0
     engine_dtype: torch.dtype | None = None
     eval_every: int = 0
+    eval_collector: Collector | None = None
     eval_prompts: Sequence[Prompt] = ()
     eval_plan: SamplingPlan | None = None
     eval_part: str | None = None
@@ -133,13 +134,11 @@ def with_advantages(batch: TrainBatch, rollouts: Sequence[Rollout], name: str) -
 
 
 def evaluation_due(run: Run, step: int) -> bool:
-    """At step 0 and every ``eval_every`` steps; a resumed run does not repeat the one its checkpoint had seen."""
-    if not run.eval_every or not run.eval_prompts:
-        return False
-    return step % run.eval_every == 0
+    """At step 0 and every ``eval_every`` steps. A resume at such a step evaluates again, to the same numbers."""
+    return bool(run.eval_every and run.eval_prompts) and step % run.eval_every == 0
 
 
 def run_evaluation(run: Run) -> Evaluation:
     """Held-out evaluation of the engine's present weights."""
-    assert run.eval_plan is not None
-    return evaluate(run.collector, run.eval_prompts, run.eval_plan, part=run.eval_part)
+    assert run.eval_plan is not None and run.eval_collector is not None
+    return evaluate(run.eval_collector, run.eval_prompts, run.eval_plan, part=run.eval_part)

@@ -69,7 +69,8 @@ def clip_row(parts: Components) -> str:
     algorithm = parts.learner.options.algorithm
     level = {"sequence_token": "sequence (token gradients)"}.get(algorithm.importance_sampling_level)
     denominator = {"recompute": "the learner's", "engine": "the engine's", "detach": "its own"}
-    text = f"{level or algorithm.importance_sampling_level} ratio over {denominator[algorithm.proximal_logprobs]} log-probs"
+    level = level or algorithm.importance_sampling_level
+    text = f"{level} ratio over {denominator[algorithm.proximal_logprobs]} log-probs"
     if algorithm.epsilon is not None and algorithm.epsilon_high is not None:
         text += f", range -{algorithm.epsilon:g} / +{algorithm.epsilon_high:g}"
     return text + (f", KL to the reference x {algorithm.beta:g}" if algorithm.beta else ", no KL term")

@@ -119,6 +119,7 @@ def make_run(parts: Components, *, recorder: Any, first_step: int = 0) -> Run:
         first_step=first_step,
         engine_dtype=engine_dtype(recipe),
         eval_every=recipe.eval.every,
+        eval_collector=parts.eval_collector,
         eval_prompts=parts.eval_task.prompts if parts.eval_task else (),
         eval_plan=eval_plan(recipe, parts.policy),
         eval_part=recipe.eval.reward,
