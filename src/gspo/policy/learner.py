@@ -207,6 +207,7 @@ class Learner:
         local = inputs.sequence_ids
         table = {key: value.float().cpu().numpy() for key, value in output.per_sequence.items()}
         table["sequence"] = np.asarray(sequences)
+        table["mismatch_max"] = _mismatch_max(inputs)
         table["entropy_sum"] = _segment_sum(entropy, local, len(sequences))
         table["advantage"] = _segment_sum(inputs.advantages, local, len(sequences)) / np.maximum(table["tokens"], 1)
         return float(output.loss.detach()), table
@@ -348,6 +349,15 @@ def _tokens_of(batch: TrainBatch, sequences: Sequence[int]) -> np.ndarray:
     starts = np.searchsorted(batch.sequence_ids, sequences, side="left")
     ends = np.searchsorted(batch.sequence_ids, sequences, side="right")
     return np.concatenate([np.arange(a, b) for a, b in zip(starts, ends, strict=True)] or [np.zeros(0, dtype=np.int64)])
+
+
+def _mismatch_max(inputs: LossInputs) -> np.ndarray:
+    """[S] largest |learner's - engine's log-prob| of each sequence's tokens."""
+    learner = inputs.current_logprobs if inputs.proximal_logprobs is None else inputs.proximal_logprobs
+    assert inputs.sampled_logprobs is not None
+    difference = (learner.detach() - inputs.sampled_logprobs).abs()
+    out = torch.zeros(inputs.num_sequences, dtype=difference.dtype, device=difference.device)
+    return out.index_reduce(0, inputs.sequence_ids, difference, "amax").float().cpu().numpy()
 
 
 def _segment_sum(values: Tensor, ids: Tensor, size: int) -> np.ndarray:

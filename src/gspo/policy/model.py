@@ -10,9 +10,11 @@ import contextlib
 import copy
 import hashlib
 import importlib.util
+import json
 import os
 import re
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +53,7 @@ class Policy(nn.Module):
 
     def __init__(self, model: nn.Module, tokenizer: Any, *, autocast: bool = False) -> None:
         super().__init__()
-        self.model = model
+        self.model: Any = model
         self.tokenizer = tokenizer
         self.autocast = autocast
         self.logit_transform = logit_transform_of(self.hf.config)
@@ -112,7 +114,7 @@ class Policy(nn.Module):
     @contextlib.contextmanager
     def adapter_disabled(self) -> Iterator[None]:
         """The base model under a disabled adapter."""
-        with self.model.disable_adapter():  # type: ignore[operator]
+        with self.model.disable_adapter():
             yield
 
     def frozen_copy(self) -> Policy:
@@ -139,10 +141,36 @@ class Policy(nn.Module):
                 f"(log-probs differ by {(ours - theirs).abs().max():.3g}); teach policy.logprobs.logit_transform_of"
             )
 
-    def save(self, folder: Path) -> None:
-        """Write a Hugging Face folder (safetensors) with the tokenizer; with LoRA, the adapter."""
-        self.model.save_pretrained(folder)  # type: ignore[operator]
-        self.tokenizer.save_pretrained(folder)
+    def save(self, folder: Path, *, record: Mapping[str, Any] | None = None, name: str = "record.json") -> None:
+        """Write a Hugging Face folder (safetensors) with the tokenizer; with LoRA, the adapter.
+
+        Whole or not at all: written beside ``folder``, which it then replaces. ``record`` goes into the file ``name``.
+        """
+        partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        with without_bars():
+            self.model.save_pretrained(partial)
+        self.tokenizer.save_pretrained(partial)
+        if record is not None:
+            (partial / name).write_text(json.dumps(record, indent=1), encoding="utf-8")
+        if folder.exists():
+            shutil.rmtree(folder)
+        partial.rename(folder)
+
+
+@contextlib.contextmanager
+def without_bars() -> Iterator[None]:
+    """Without transformers' progress bars for reading and writing local files."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def pick_device(name: str) -> torch.device:
@@ -228,14 +256,15 @@ def _load_model(folder: str, options: LoadOptions) -> Any:
     try:
         config = AutoConfig.from_pretrained(folder, **source)
         silence_noise(config)
-        return AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=options.dtype,
-            attn_implementation=options.attn_implementation,
-            use_safetensors=True,
-            **source,
-        )
+        with without_bars():
+            return AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=options.dtype,
+                attn_implementation=options.attn_implementation,
+                use_safetensors=True,
+                **source,
+            )
     except (OSError, ValueError) as error:
         raise ModelError(
             f"cannot load {folder}: {error}. Only safetensors weights are read (.bin and .pt files can run code when "
@@ -268,7 +297,8 @@ def _add_lora(model: Any, options: LoadOptions) -> Any:
             model,
             LoraConfig(
                 r=options.lora_rank,
-                lora_alpha=options.lora_alpha,
+                lora_alpha=options.lora_alpha,  # type: ignore[arg-type]  # peft divides; a float is as good
+               ,
                 target_modules=targets,
                 task_type="CAUSAL_LM",
             ),
@@ -302,7 +332,7 @@ def _convert_gguf(folder: Path, name: str) -> Path:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         partial = cache / f".{target.name}.{os.getpid()}"
-        model = AutoModelForCausalLM.from_pretrained(str(folder), gguf_file=name, dtype="float32")
+        model: Any = AutoModelForCausalLM.from_pretrained(str(folder), gguf_file=name, dtype="float32")
         model.hf_quantizer = None  # save_pretrained refuses a model that it believes quantised
         model.config.quantization_config = None
         model.save_pretrained(partial)
@@ -322,6 +352,3 @@ def _peft_type() -> type | None:
 
     module = sys.modules.get("peft")
     return module.PeftModel if module else None
-
-
-LogitTransform = Callable[[Tensor], Tensor]

@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +27,7 @@ from gspo.training.build import encoder, inherit, load_options, make_task
 from gspo.types import Prompt, TokenRow
 
 Progress = Callable[[int, int, float], None]
+RECORD = "coldstart.json"
 
 
 def coldstart(recipe: Recipe, *, force: bool = False, progress: Progress | None = None) -> Path:
@@ -50,7 +49,11 @@ def coldstart(recipe: Recipe, *, force: bool = False, progress: Progress | None 
     policy = _base_policy(recipe, config) if config.base else _new_policy(recipe, config, task, demonstrations)
     rows = example_rows(policy, task.prompts, demonstrations, encoder(policy, task_config), config.max_length)
     loss = fine_tune(policy, rows, config, run_seed=recipe.run.seed, progress=progress)
-    _write(policy, folder, {"fingerprint": fingerprint(recipe), "final_loss": loss, "examples": len(rows)})
+    record = {"fingerprint": fingerprint(recipe), "final_loss": loss, "examples": len(rows)}
+    try:
+        policy.save(folder, record=record, name=RECORD)
+    except OSError as error:
+        raise ConfigError(f"model.path = {str(folder)!r} cannot be written: {error.strerror}") from error
     return folder
 
 
@@ -67,7 +70,7 @@ def fingerprint(recipe: Recipe) -> str:
 
 def _made_by(folder: Path, wanted: str) -> bool:
     """Whether this cold start made the folder. Raises ConfigError for anything else that is in the way."""
-    record = folder / "coldstart.json"
+    record = folder / RECORD
     made = json.loads(record.read_text(encoding="utf-8"))["fingerprint"] if record.is_file() else None
     if made == wanted:
         return True
@@ -247,18 +250,3 @@ def _batch_indices(size: int, batch_size: int, step: int, run_seed: int) -> list
             orders[epoch] = np.random.Generator(np.random.Philox(key=key)).permutation(size)
         out.append(int(orders[epoch][offset]))
     return out
-
-
-def _write(policy: Policy, folder: Path, record: dict[str, Any]) -> None:
-    """Write the folder whole: into a temporary one first, then renamed."""
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        policy.save(partial)
-        (partial / "coldstart.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
-        if folder.exists():
-            shutil.rmtree(folder)
-        partial.rename(folder)
-    except OSError as error:
-        raise ConfigError(f"model.path = {str(folder)!r} cannot be written: {error.strerror}") from error

@@ -62,6 +62,7 @@ class RunRecorder:
     save_every: int
     keep: int
     max_failure_rate: float = 1.0
+    correct_part: str | None = None  # the reward part that says "right"; the weighted sum by default
     on_report: Callable[[StepReport], None] = lambda report: None
     best: tuple[int, float] | None = None
     version: int = 0
@@ -76,7 +77,7 @@ class RunRecorder:
         self._write_rollouts(f"step_{step.step:06d}", step.step, step.version - 1, step.groups, advantages)
         self._stop_on_failures(rollouts)
         metrics = {
-            **rollout_metrics(step.groups),
+            **rollout_metrics(step.groups, correct_part=self.correct_part),
             **update_metrics(update_table(step.updates)),
         }
         notes = tuple(note for update in step.updates for note in update.notes)

@@ -59,7 +59,7 @@ def resume(folder: Path, *, console: RunConsole | None = None) -> Path:
         console.note(f"skipped a damaged checkpoint: {problem}")
     if start is None:
         raise CheckpointError(f"{folder}: no valid checkpoint to resume from; start again with `gspo train`")
-    if start.step >= recipe.run.steps:
+    if start.step >= recipe.run.steps and (folder / "model").is_dir():
         console.note(f"{folder} has finished its {recipe.run.steps} steps; nothing to resume")
         return folder
     with assembled(recipe) as parts:
@@ -139,6 +139,7 @@ def _follow(parts: Components, folder: Path, console: RunConsole, *, start: chec
         save_every=recipe.run.save_every,
         keep=recipe.run.keep_checkpoints,
         max_failure_rate=recipe.grading.max_failure_rate,
+        correct_part=recipe.eval.reward,
         on_report=console.report,
         best=tuple(best) if best else None,
         version=first_step,
