@@ -62,6 +62,7 @@ def misbehave(r: Rollout) -> object:
         "none": lambda: None,
         "child": child_returns,
         "close all": lambda: os.closerange(3, 100),
+        "escape": lambda: int("\x1b[31m\ud800"),
     }
     return actions[r.text]() if r.text in actions else float(len(r.text))
 
@@ -190,6 +191,11 @@ def test_an_exception_says_where_in_the_users_code_it_came_from(grader):
     assert "test_rewards_workers.py:" in verdict.error
 
 
+def test_what_the_model_wrote_is_escaped_in_errors(grader):
+    (verdict,) = grader.grade([rollout("escape")])
+    assert verdict.error.isprintable() and verdict.error.encode("utf-8")
+
+
 def test_printing_and_forking_inside_a_reward_do_no_harm(grader, capfd):
     verdicts = grader.grade([rollout("print"), rollout("child"), rollout("aa")])
     assert [v.reward for v in verdicts] == [1.0, 2.0, 2.0]
@@ -276,7 +282,45 @@ def test_a_lost_zygote_is_replaced():
     with Grader([spec()], workers=1) as grader:
         assert grader.grade([rollout("aa")])[0].reward == 2.0
         os.kill(grader._pool._zygote.pid, signal.SIGKILL)
-        grader.grade([rollout("aaa")])  # may still meet the old worker, dying with its parent
+        for _ in range(3):  # the old worker may still answer, or die before it has
+            assert grader.grade([rollout("aaa")])[0].reward == 3.0
+
+
+@linux
+def test_a_reward_that_kills_the_zygote_is_a_crash_of_its_rollout_only():
+    def regicide(r: Rollout) -> float:
+        if r.text == "kill":
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(1000)
+        return 1.0
+
+    with Grader([spec(regicide)], workers=2, timeout_s=5) as grader:
+        verdicts = grader.grade([rollout(t) for t in ("a", "kill", "b", "c")])
+    assert [v.reward for v in verdicts] == [1.0, None, 1.0, 1.0]
+    assert verdicts[1].grading is Grading.CRASHED
+
+
+def test_an_interrupted_grade_leaves_a_usable_grader():
+    with Grader([spec()], workers=2, timeout_s=20) as grader:
+        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            grader.grade([rollout("hang")] * 3)
+        timer.join()
+        assert [v.reward for v in grader.grade([rollout("aa")] * 3)] == [2.0] * 3
+
+
+@pytest.mark.parametrize("method", ["_order", "_reply"])
+def test_an_interrupt_while_speaking_to_the_zygote_replaces_it(monkeypatch, method):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    with Grader([spec()], workers=1) as grader:
+        assert grader.grade([rollout("aa")])[0].reward == 2.0
+        with monkeypatch.context() as patch:
+            patch.setattr(grader._pool._zygote, method, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                grader.grade([rollout("_exit")])
         assert grader.grade([rollout("aaa")])[0].reward == 3.0
 
 

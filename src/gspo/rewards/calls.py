@@ -180,7 +180,12 @@ def failure(name: str, prompt_id: str, error: BaseException) -> str:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
     last = frames[-1] if frames else None
     place = f" ({os.path.basename(last.filename)}:{last.lineno} in {last.name})" if last else ""
-    return f'reward "{name}" failed on prompt "{prompt_id}": {text[:500]}{place}'
+    return f'reward "{name}" failed on prompt "{prompt_id}": {_printable(text[:500])}{place}'
+
+
+def _printable(text: str) -> str:
+    """Control characters and lone surrogates escaped: exceptions quote what the model wrote."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def combine(specs: Sequence[RewardSpec], names: Sequence[str], outcomes: Sequence[Outcome]) -> Verdict:

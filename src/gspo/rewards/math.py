@@ -23,7 +23,7 @@ from gspo.errors import RewardError
 from gspo.rewards.arithmetic import TooCostly, Unreadable
 from gspo.rewards.compare import readable, same
 from gspo.rewards.extract import AnswerFormat, extract_answer
-from gspo.rewards.notation import Node, Words, read, squeezed, words_of
+from gspo.rewards.notation import Leaf, Node, Words, read, squeezed, words_of
 from gspo.types import Rollout
 
 BUDGET_S = 1.0
@@ -134,6 +134,7 @@ def _final(answer: str) -> str:
 
 
 _PROSE = re.compile(r"(?<!\\)\b[A-Za-z]{2,}\s+[A-Za-z]{2,}\b")
+_INTEGER = re.compile(r"-?\d{1,18}", re.ASCII)
 _WORD = re.compile(r"[A-Za-z]{3,}")
 _KNOWN_WORDS = re.compile(r"\b(?:and|or|sqrt|pi|sin|cos|tan|log|ln|exp|infty|oo|infinity|inf)\b")
 
@@ -142,6 +143,8 @@ def _readings(text: str, percent: str) -> tuple[Node, ...]:
     if percent == "ignore":
         text = text.replace("\\%", "").replace("%", "")
     stripped = text.strip().strip("$").strip()
+    if _INTEGER.fullmatch(stripped):
+        return (Leaf(stripped),)
     if _WORD.fullmatch(stripped) and not _KNOWN_WORDS.fullmatch(stripped):
         return (Words(squeezed(stripped)),)
     if _PROSE.search(_KNOWN_WORDS.sub(" ", re.sub(r"\\[a-z]+\s*\{[^{}]*\}|[\d})]\s+[A-Za-z ]+$", " ", stripped))):

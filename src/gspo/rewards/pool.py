@@ -147,6 +147,9 @@ class ZygoteHandle:
         except OSError as error:
             self.lost = True
             raise ZygoteLost from error
+        except BaseException:  # interrupted between order and reply: the next reply would be the wrong one
+            self.lost = True
+            raise
 
     def _reply(self) -> dict[str, Any]:
         while b"\n" not in self._received:
@@ -224,25 +227,31 @@ class Pool:
         self._timeout_s = timeout_s
         self._zygote = ZygoteHandle(setup)
         self._workers: list[Worker] = []
+        self._retried: set[int] = set()
 
     def wait_ready(self) -> None:
         """Wait until the functions are loaded; a lost zygote is started anew."""
         if self._zygote.lost:
+            self._forget_workers()
             self._zygote.close()
             self._zygote = ZygoteHandle(self._setup)
         self._zygote.wait_ready()
 
     def close(self) -> None:
         """End every worker and the zygote."""
+        self._forget_workers()
+        self._zygote.close()
+
+    def _forget_workers(self) -> None:
         for worker in self._workers:
             worker.connection.close()
         self._workers.clear()
-        self._zygote.close()
 
     def run(self, calls: Sequence[Call], rollouts: Sequence[Rollout]) -> dict[int, list[Outcome]]:
         """Every call once; its outcomes by call id. Raises ``RewardError`` as ``Grader.grade``."""
         pending = deque(calls)
         results: dict[int, list[Outcome]] = {}
+        self._retried.clear()
         try:
             while pending or any(worker.calls for worker in self._workers):
                 self._hand_out(pending, rollouts)
@@ -280,15 +289,15 @@ class Pool:
                 worker = self._zygote.fork_worker()
                 self._workers.append(worker)
                 return worker
-            self._workers.clear()
         raise RewardError("the process that holds the reward functions keeps dying; is the memory exhausted?")
 
-    def _dismiss(self, worker: Worker) -> str:
+    def _dismiss(self, worker: Worker) -> str | None:
+        """How it ended; None where that cannot be known, since the zygote has died too."""
         self._workers.remove(worker)
         try:
             return self._zygote.end_worker(worker)
         except ZygoteLost:
-            return "was killed together with its parent (out of memory?)"
+            return None
 
     def _collect(self, pending: deque[Call], results: dict[int, list[Outcome]], rollouts: Sequence[Rollout]) -> None:
         busy = [worker for worker in self._workers if worker.calls]
@@ -337,11 +346,15 @@ class Pool:
             return
         call = worker.calls.popleft()
         pending.extendleft(reversed(worker.calls))
+        if how is None and call.id not in self._retried:  # it died with the zygote, hardly by its own doing
+            self._retried.add(call.id)
+            pending.appendleft(call)
+            return
         name = self._setup.names[call.function]
         if grading is Grading.TIMEOUT:
             how = f"was still running after {self._timeout_s:g} s; its worker was killed"
         else:
-            how = f"ended its worker, which {how}"
+            how = f"ended its worker, which {how or 'died twice together with its parent (out of memory?)'}"
         results[call.id] = [
             Outcome(grading=grading, error=f'reward "{name}" on prompt "{rollouts[i].prompt.id}" {how}')
             for i in call.positions

@@ -151,6 +151,8 @@ class _Nursery:
 
     def end(self, pid: int) -> int:
         """SIGKILL a worker's process group and its escaped descendants; its wait status."""
+        if pid not in self.workers:
+            return 0
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
@@ -187,9 +189,13 @@ def _children() -> list[int]:
 
 def run_worker(connection: socket.socket, setup: Setup, functions: Sequence[Callable[..., Any]]) -> None:
     """Answer each call of each batch, in order, with one JSON line, until the connection closes."""
+    zygote = os.getppid()
     os.setsid()
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != zygote:  # it died before it could take us along
+        return
     _offer_to_the_oom_killer()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if setup.memory_limit_bytes is not None:
         resource.setrlimit(resource.RLIMIT_AS, (setup.memory_limit_bytes, setup.memory_limit_bytes))
     me = os.getpid()
