@@ -39,6 +39,11 @@ def test_help_lists_every_command(capsys):
         assert f"  {name} " in text and command.summary in text
 
 
+def test_every_command_is_documented():
+    page = (Path(__file__).parents[1] / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert [name for name in COMMANDS if f"| `gspo {name} " not in page and f"| `gspo {name}`" not in page] == []
+
+
 def test_no_word_is_help_and_a_usage_error(capsys):
     assert main([]) == 2
     assert "usage: gspo COMMAND" in capsys.readouterr().out

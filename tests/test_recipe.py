@@ -134,6 +134,13 @@ def test_relative_paths_are_taken_here_first_then_beside_the_recipe(tmp_path, mo
     assert load_recipe(path).task.source == "data.jsonl"
 
 
+def test_a_runs_own_recipe_takes_no_file_of_the_run_folder(tmp_path):
+    (tmp_path / "model").mkdir()
+    path = write(tmp_path, dump_recipe(load_recipe({"model": {"path": "model"}})), "config.toml")
+    assert load_recipe(path).model.path == "model"
+    assert load_recipe(write(tmp_path, '[model]\npath = "model"\n')).model.path == str(tmp_path / "model")
+
+
 # --- overrides
 
 

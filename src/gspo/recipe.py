@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from gspo.config import Recipe
 from gspo.errors import ConfigError
 from gspo.recipe_names import annotation_of, explain_unknown, section_of, unknown_keys, unwrap
-from gspo.recipe_toml import dump_recipe, refuse_secrets
+from gspo.recipe_toml import WRITTEN, dump_recipe, refuse_secrets
 from gspo.recipe_words import Origin, in_words, where
 
 __all__ = [
@@ -99,7 +99,9 @@ def _read(source: str | Path | Mapping[str, Any] | Recipe) -> tuple[dict[str, An
     if path.is_dir():
         path = path / "config.toml"
     text = _read_text(path, str(source))
-    return _parse(text, str(path)), Origin(str(path), text, path.parent)
+    # a run folder holds a model of its own, which must not be taken for the one that the run started from
+    folder = None if text.startswith(WRITTEN) else path.parent
+    return _parse(text, str(path)), Origin(str(path), text, folder)
 
 
 def _read_text(path: Path, source: str) -> str:

@@ -21,6 +21,8 @@ _SECRET_VALUE = re.compile(
     r"\b(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[0-9A-Z]{16})\b"
     r"|://[^/\s:@]+:[^/\s@]+@"
 )
+WRITTEN = "# The recipe of this run with every default written out."
+"""First line of what ``dump_recipe`` writes."""
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -33,7 +35,7 @@ def dump_recipe(recipe: Recipe) -> str:
     and for credentials.
     """
     refuse_secrets(recipe.model_dump())
-    parts = ["# The recipe of this run with every default written out.\n"]
+    parts = [WRITTEN + "\n"]
     for name, value in recipe:
         if name == "rewards":
             parts += [_table("[[rewards]]", name, dict(item)) for item in value]
