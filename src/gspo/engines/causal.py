@@ -48,7 +48,8 @@ class CausalModel:
     @property
     def max_positions(self) -> int:
         """The configuration's context window; 0 = not limited."""
-        return int(self.config.to_dict().get("max_position_embeddings") or 0)
+        name = self.config.attribute_map.get("max_position_embeddings", "max_position_embeddings")  # n_positions
+        return int(self.config.to_dict().get(name) or 0)
 
     @contextmanager
     def sampling(self) -> Iterator[None]:

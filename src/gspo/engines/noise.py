@@ -69,7 +69,8 @@ def inverse_cdf(probs: Tensor, noise: Tensor) -> Tensor:
     block = _search(sums, target)
     before = (sums.cumsum(dim=-1) - sums).gather(1, block.unsqueeze(1)).squeeze(1)
     inside = blocks[torch.arange(rows, device=probs.device), block]
-    return block * _BLOCK + _search(inside, target - before)
+    tokens = block * _BLOCK + _search(inside, target - before)
+    return tokens.clamp_max(vocab_size - 1)  # rows of NaN end up in the padding
 
 
 def _search(weights: Tensor, target: Tensor) -> Tensor:
