@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import itertools
 import math
 import operator
 import os
@@ -104,11 +105,10 @@ def derived_name(function: str | Callable[..., Any]) -> str:
 
 def unique_names(specs: Sequence[RewardSpec]) -> tuple[str, ...]:
     """The specs' names; the second of the same name gets ``_2``, and so on."""
-    seen: dict[str, int] = {}
-    names = []
+    names: list[str] = []
     for spec in specs:
-        seen[spec.name] = seen.get(spec.name, 0) + 1
-        names.append(spec.name if seen[spec.name] == 1 else f"{spec.name}_{seen[spec.name]}")
+        candidates = (spec.name if n == 1 else f"{spec.name}_{n}" for n in itertools.count(1))
+        names.append(next(name for name in candidates if name not in names))
     return tuple(names)
 
 
@@ -135,7 +135,7 @@ def resolve(path: str) -> Any:
         hint = f'did you mean "{near[0]}"?' if near else f"built-in: {', '.join(BUILTINS)}"
         raise RewardError(f'no reward function "{path}": {hint}; your own is named "module:function"')
     if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
+        sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:

@@ -96,7 +96,7 @@ class ZygoteHandle:
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _SPAWN, str(theirs.fileno())],
+            [sys.executable, "-P", "-c", _SPAWN, str(theirs.fileno())],
             pass_fds=(theirs.fileno(),),
             env=environment,
             stdin=subprocess.DEVNULL,
