@@ -298,7 +298,6 @@ def _add_lora(model: Any, options: LoadOptions) -> Any:
             LoraConfig(
                 r=options.lora_rank,
                 lora_alpha=options.lora_alpha,  # type: ignore[arg-type]  # peft divides; a float is as good
-               ,
                 target_modules=targets,
                 task_type="CAUSAL_LM",
             ),
