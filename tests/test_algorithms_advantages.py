@@ -90,6 +90,12 @@ def test_equal_rewards_give_exactly_zero(name: str, value: float, dtype: torch.d
     assert float(actual[7]) > 0.0 and actual.dtype == dtype
 
 
+def test_float32_rewards_are_computed_in_float64() -> None:
+    rewards = torch.tensor([1000.1, 1000.2, 1000.4, 999.9])
+    exact = estimate("group", rewards.double(), [0] * 4)
+    assert estimate("group", rewards, [0] * 4).tolist() == exact.float().tolist()
+
+
 def test_rewards_equal_up_to_rounding() -> None:
     assert estimate("group", [0.1 + 0.2, 0.3], [0, 0]).tolist() == [0.0, 0.0]
     assert estimate("group", [1e9, 1e9 + 100], [0, 0]).tolist() == [0.0, 0.0]  # 1e-7 of their size

@@ -161,6 +161,7 @@ def test_off_policy_mask_takes_whole_negative_sequences() -> None:
     assert keep([[-1.0] * 2, [1.0] * 2, [-1.0] * 2], drift, 0.1) == [False, False, True, True, True, True]
     assert keep([[-1.0]], [[0.1]], 0.1) == [True]  # strictly beyond
     assert keep([[-1.0]], [[5.0]], math.inf) == [True]
+    assert keep([[0.0]], [[5.0]], 0.1) == [True]
     assert keep([[-1.0, -1.0]], [[math.nan, 0.4]], 0.1) == [False, False]  # missing counts as no drift: mean 0.2
 
 
@@ -203,6 +204,13 @@ def test_k3_of_a_huge_log_ratio_is_finite_and_counted() -> None:
 def test_small_k3_is_exact_in_float32() -> None:
     values, _ = kl_terms(torch.tensor([-1.0]), torch.tensor([-1.0 + 2**-12]), estimator="k3")
     assert float(values) >= 0.0 and float(values) == pytest.approx(2**-25, rel=1e-3)
+
+
+def test_the_reference_gets_no_gradient() -> None:
+    current, reference = f64([-1.0]).requires_grad_(True), f64([-1.5]).requires_grad_(True)
+    for estimator in KL_ESTIMATORS:
+        kl_terms(current, reference, estimator=estimator)[0].sum().backward()
+    assert reference.grad is None and current.grad is not None
 
 
 def test_unknown_estimator() -> None:
@@ -252,6 +260,13 @@ def test_values_of_the_estimators_on_policy() -> None:
     for estimator in KL_ESTIMATORS:
         value = float((current.exp() * kl_terms(current, reference, estimator=estimator)[0]).sum())
         assert (abs(value - exact) < 1e-12) == (estimator != "k2"), estimator
+
+
+def test_the_unbiased_kl_starts_from_the_proximal_policy() -> None:
+    current, proximal = f64([[-1.0, -2.0]]), f64([[-1.5, -1.75]])
+    inputs = padded_inputs(current, proximal, f64([0.0]), torch.ones(1, 2), reference_logprobs=current + 0.5)
+    loss = policy_loss(inputs, replace(CATALOG["gspo"], beta=1.0)).loss
+    assert float(loss) == pytest.approx((math.exp(0.5) + math.exp(-0.25)) / 2 * (math.exp(0.5) - 1.5))
 
 
 def test_the_kl_is_reduced_like_the_policy_term() -> None:

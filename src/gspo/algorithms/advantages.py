@@ -223,7 +223,7 @@ def _from_others_mean(members: _Members) -> Tensor:
 def _from_length_weighted_mean(members: _Members) -> Tensor:
     weighted = members.groups.sum(members.lengths * members.rewards)
     total = members.groups.sum(members.lengths)
-    mean = _divide(weighted, total) + torch.where(total > 0, 0.0, members.groups.mean(members.rewards))
+    mean = weighted / total.clamp(min=1.0)  # usable members have tokens
     return _zero_equal(members, members.rewards - members.of_group(mean))
 
 
