@@ -133,13 +133,12 @@ def _rational_power(base: Fraction, exponent: int) -> Value:
 
 
 def factorial_of(value: Value) -> Value:
-    """value! for a non-negative integer, and for a symbol."""
+    """value! for a non-negative integer, and for what has variables."""
     if value.rational is None:
         import sympy
 
-        if not value.expression.is_Symbol:
-            raise Unreadable("factorial of an expression")
-        return Value(None, sympy.factorial(value.expression), tower=1)
+        _check_variable(value)
+        return Value(None, sympy.factorial(value.expression), tower=1, growth=value.growth)
     if value.rational.denominator != 1 or value.rational < 0:
         raise Unreadable("factorial of a fraction or a negative number")
     if value.rational > MAX_FACTORIAL:
@@ -148,13 +147,28 @@ def factorial_of(value: Value) -> Value:
 
 
 def binomial(upper: Value, lower: Value) -> Value:
-    """n choose k for integers 0 <= k <= n."""
+    """n choose k for integers 0 <= k <= n, and for what has variables."""
     n, k = upper.rational, lower.rational
-    if n is None or k is None or n.denominator != 1 or k.denominator != 1 or not 0 <= k <= n:
-        raise Unreadable("binomial of other than integers")
-    if n > MAX_FACTORIAL:
-        raise TooCostly("a binomial too large")
-    return Value(Fraction(comb(int(n), int(k))))
+    if n is not None and k is not None:
+        if n.denominator != 1 or k.denominator != 1 or not 0 <= k <= n:
+            raise Unreadable("binomial of other than integers 0 <= k <= n")
+        if n > MAX_FACTORIAL:
+            raise TooCostly("a binomial too large")
+        return Value(Fraction(comb(int(n), int(k))))
+    import sympy
+
+    for side in (upper, lower):
+        _check_variable(side)
+    return Value(None, sympy.binomial(_small(upper), _small(lower)), tower=1)
+
+
+def _check_variable(value: Value) -> None:
+    """sympy computes n! and binomials of constants at once, and expands them: only small and symbolic ones."""
+    if value.rational is not None:
+        if value.rational.denominator != 1 or abs(value.rational) > 20:
+            raise TooCostly("a binomial with a large or fractional constant")
+    elif value.tower or value.growth > 1 or not value.expression.free_symbols:
+        raise TooCostly("a factorial of a constant or a power")
 
 
 def apply(function: str, value: Value) -> Value:

@@ -82,9 +82,9 @@ def _same_assigned(gold: Node, answer: Node) -> bool:
     relation, other = (gold, answer) if isinstance(gold, Relation) else (answer, gold)
     if not isinstance(relation, Relation) or not isinstance(other, Leaf) or set(relation.operators) != {"="}:
         return False
-    if len(relation.parts) == 2 and not _TARGET.fullmatch(relation.parts[0].text):
+    first, value = relation.parts[0], relation.parts[-1]
+    if not _TARGET.fullmatch(first.text) and not _same_leaf(value, first):
         return False
-    value = relation.parts[-1]
     return _same_leaf(value, other) if relation is gold else _same_leaf(other, value)
 
 

@@ -67,11 +67,11 @@ def math_reward(
 ) -> dict[str, float]:
     r"""1 if the completion's answer equals ``rollout.prompt.answer``, else 0.
 
-    ``answer_format``: where the answer stands (``extract.extract_answer``). ``percent``: "value" reads 10%
-    as 0.1 (so that 10 is not 10%), "ignore" drops percent signs on both sides. ``accept_fbox``: ``\fbox``
-    is a box too. Parts beside the reward: ``parsed`` is 1 if there was an answer, ``too_costly`` 1 if it
-    was too costly to check. Raises ``RewardError`` for a reference answer that cannot be graded: the
-    rollout is then ungraded.
+    ``answer_format``: where the answer stands (``extract.extract_answer``). ``percent``: "value" reads 10% as
+    0.1 (so that 10 is not 10%), "ignore" drops percent signs on both sides. ``accept_fbox``: ``\fbox`` is a box
+    too. Parts beside the reward: ``parsed`` is 1 if there was an answer, ``unresolved`` 1 if checking it was
+    given up (too costly). Raises ``RewardError`` for a reference answer that cannot be graded: the rollout is
+    then ungraded.
     """
     gold = parse_gold(rollout.prompt.answer, percent=percent)
     if not gold.ok:

@@ -84,14 +84,18 @@ _REWRITES = tuple(
         (r"\\operatorname\s*\{([a-zA-Z]+)\}", r"\\\1 "),
     )
 )
-_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|texttt|mathrm|mathbf|mathit|mathsf|mbox|rm|bf)\s*\{([^{}]*)\}")
+_TEXT = re.compile(r"\\(text|textbf|textit|textrm|texttt|mathrm|mathbf|mathit|mathsf|mbox|rm|bf)\s*\{([^{}]*)\}")
+_UNIT_JOINTS = (
+    (re.compile(r"⟧\s*\^\s*\{?\s*(-?\d)\s*\}?"), r"^\1⟧"),
+    (re.compile(r"⟧\s*(?:/|\\cdot(?![a-zA-Z]))?\s*⟦"), "/"),
+)
 _UNIT_WORD = re.compile(
     r"^(.*[\d})])\s+((?:mm|cm|dm|km|mi|ft|in|yd|kg|mg|lb|lbs|oz|ml|mL|min|hr|hrs|sec|cents?|mph|kph"
     r"|[a-zA-Z]{4,})(?:\s+[a-zA-Z]+)*\.?)$"
 )
 _OPERATOR = re.compile(r"<=|>=|!=|=|<|>")
 _GROUPED = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?%?")
-_RATIO = re.compile(r"\d+(?:\s*:\s*\d+)+")
+_RATIO = re.compile(r"\d+(?:\s*:\s*\d+)+\s*(?:⟦[^⟧]*⟧)?")
 _MATRIX = re.compile(r"\s*\\begin\{([pbvV]?matrix)\}(.*)\\end\{\1\}\s*", re.DOTALL)
 _OPEN, _CLOSE = "⟦", "⟧"
 
@@ -105,15 +109,21 @@ def clean(text: str) -> str:
     text = text.replace(_OPEN, "").replace(_CLOSE, "").translate(_CHARACTERS)
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
-    return _TEXT.sub(_word_token, text).strip().rstrip(".,").strip()
+    text = _TEXT.sub(_word_token, text)
+    for pattern, replacement in _UNIT_JOINTS:
+        text = pattern.sub(replacement, text)
+    return text.strip().rstrip(".,").strip()
 
 
 def _word_token(match: re.Match[str]) -> str:
-    inner = match.group(1).strip()
+    command, inner = match.group(1), match.group(2).strip()
     if inner in ("and", "or"):
         return f" {inner} "
-    after_number = re.search(r"[\d})]\s*$", match.string[max(0, match.start() - 20) : match.start()])
-    if not re.search(r"[a-zA-Z]{2}", inner) and not (after_number and inner.isalpha()):
+    before = match.string[max(0, match.start() - 20) : match.start()]
+    is_unit = (
+        inner[:1].isalpha() and command in ("text", "mathrm", "rm", "mbox") and re.search(r"[\d})]\s*/?\s*$", before)
+    )
+    if not re.search(r"[a-zA-Z]{2}", inner) and not is_unit:
         return f" {inner} "
     return f"{_OPEN}{inner}{_CLOSE}"
 
@@ -140,7 +150,7 @@ def _node(text: str, depth: int) -> Node:
     if _GROUPED.fullmatch(text):
         return Leaf(text.replace(",", ""))
     if _RATIO.fullmatch(text):
-        return Items(":", _listed(text.split(":"), depth).items)
+        return Items(":", tuple(_leaf(part) for part in text.split(":")))
     if matrix := _MATRIX.fullmatch(text):
         return _matrix(matrix.group(2), depth)
     parts = _split(text)
