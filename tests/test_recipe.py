@@ -191,6 +191,15 @@ def test_overrides_from_python_keep_their_types():
     assert recipe.optim.learning_rate == 1e-5
 
 
+def test_a_table_given_as_an_override_is_added_to_the_section():
+    data = {"coldstart": {"steps": 3, "batch_size": 8}}
+    assert load_recipe(data, {"coldstart": {"steps": 5}}).coldstart == ColdStartConfig(steps=5, batch_size=8)
+
+
+def test_none_is_refused_where_an_option_has_no_none():
+    assert "must be a whole number" in refusal({}, ["--rollout.num_generations", "none"])
+
+
 def test_words_that_are_no_override_are_refused():
     with pytest.raises(ConfigError, match="expected --section"):
         list(parse_overrides(["4"]))
@@ -217,13 +226,17 @@ def test_a_wrong_name_gives_file_line_and_the_nearest_name(tmp_path):
         ("eval.tasks.size", "eval.task.size"),
         ("reward.function", "rewards.function"),
         ("rewards.0.wieght", "rewards.weight"),
-        ("train.learning_rate", "optim.learning_rate"),
+        ("train.learning_rate", "optim.learning_rate or coldstart.learning_rate"),
         ("model.rank", "lora.rank"),
         ("optimizer.warmup_update", "optim.warmup_updates"),
     ],
 )
 def test_the_option_that_was_meant(name, meant):
-    assert f"did you mean {meant}" in explain_unknown(name)
+    assert explain_unknown(name) == f"did you mean {meant}?"
+
+
+def test_a_name_that_several_sections_have_names_them_all():
+    assert explain_unknown("optim.temperature") == "did you mean rollout.temperature or eval.temperature?"
 
 
 def test_a_name_like_nothing_lists_what_there_is():
