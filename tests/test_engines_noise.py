@@ -84,7 +84,7 @@ def test_frequencies_are_the_probabilities(vocab_size):
     logits = torch.randn(1, vocab_size, generator=generator) * 2
     count = 20_000
     noise = uniforms(torch.arange(count), torch.tensor([17]))
-    tokens, _ = draw(logits.expand(count, -1), noise, torch.full((count,), 0.8), None)
+    tokens, _ = draw(logits.expand(count, -1), noise, temperature=torch.full((count,), 0.8))
     probs = torch.softmax(logits[0] / 0.8, -1).double()
     top = probs.argsort(descending=True)[:5]
     found = torch.bincount(tokens, minlength=vocab_size)[top] / count
@@ -96,15 +96,15 @@ def test_greedy_rows_are_scored_at_temperature_one():
     logits = torch.tensor([[2.0, 1.0, 0.0], [2.0, 1.0, 0.0]])
     noise = torch.tensor([0.99, 0.99], dtype=torch.float64)
     greedy = torch.tensor([True, False])
-    tokens, logprobs = draw(logits, noise, torch.tensor([1.0, 0.5]), greedy)
+    tokens, logprobs = draw(logits, noise, temperature=torch.tensor([1.0, 0.5]), greedy=greedy)
     assert tokens.tolist() == [0, 2]
     torch.testing.assert_close(logprobs, torch.tensor([-0.407606, -4.142932]), rtol=0, atol=1e-6)
-    tokens, _ = draw(logits, None, torch.ones(2), torch.tensor([True, True]))
+    tokens, _ = draw(logits, None, temperature=torch.ones(2), greedy=torch.tensor([True, True]))
     assert tokens.tolist() == [0, 0]
 
 
 def test_bfloat16_logits_give_float32_logprobs():
-    _, logprobs = draw(torch.randn(3, 9).bfloat16(), torch.rand(3).double(), torch.ones(3), None)
+    _, logprobs = draw(torch.randn(3, 9).bfloat16(), torch.rand(3).double(), temperature=torch.ones(3))
     assert logprobs.dtype == torch.float32
 
 
@@ -112,6 +112,6 @@ def test_bfloat16_logits_give_float32_logprobs():
 def test_logits_that_are_not_finite_give_a_nan_logprob(vocab_size):
     logits = torch.zeros(2, vocab_size)
     logits[0, 1] = math.nan
-    tokens, logprobs = draw(logits, torch.rand(2).double(), torch.ones(2), None)
+    tokens, logprobs = draw(logits, torch.rand(2).double(), temperature=torch.ones(2))
     assert logprobs.isnan().tolist() == [True, False]
     assert int(tokens.max()) < vocab_size

@@ -97,7 +97,7 @@ class RowCache:
         """Count the column that a decode step has written."""
         self.lengths = [length + 1 for length in self.lengths]
 
-    def recompose(self, keep: Sequence[int], joining: Sequence[tuple[Prefill, int]], room: int) -> None:
+    def recompose(self, keep: Sequence[int], joining: Sequence[tuple[Prefill, int]], *, room: int) -> None:
         """Keep some rows, add ``count`` rows for each prefill behind them, leave ``room`` free columns."""
         kept = [self.lengths[row] for row in keep]
         lengths = kept + [prefill.length for prefill, count in joining for _ in range(count)]
@@ -111,7 +111,7 @@ class RowCache:
                 newest = [part[:, :, part.shape[-2] - max(kept) :].index_select(0, index) for part in rows]
             else:
                 newest = []
-            layers.append(_merged(newest, sources, width, width + room))
+            layers.append(_merged(newest, sources, width=width, capacity=width + room))
         self._layers, self.cache, self.lengths = layers, Cache(layers=list(layers)), lengths
         self._mask = _padding_mask(lengths, width + room, layers[0].buffers[0].device)
 
@@ -129,7 +129,7 @@ class WaveCache:
     def advance(self) -> None:
         """The cache counts its columns itself."""
 
-    def recompose(self, keep: Sequence[int], joining: Sequence[tuple[Prefill, int]], room: int) -> None:
+    def recompose(self, keep: Sequence[int], joining: Sequence[tuple[Prefill, int]], *, room: int) -> None:
         """Start a wave with ``joining``, all of one prefill call, or go on with the rows to keep."""
         rows = list(keep)
         if joining:
@@ -139,7 +139,7 @@ class WaveCache:
 
 
 def _merged(
-    newest: Sequence[Tensor], sources: Sequence[tuple[KeyValue, int]], width: int, capacity: int
+    newest: Sequence[Tensor], sources: Sequence[tuple[KeyValue, int]], *, width: int, capacity: int
 ) -> GrowingLayer:
     """One layer's rows: those kept (keys and values, or none), then ``count`` of each source, right-aligned."""
     buffers = []

@@ -265,7 +265,7 @@ class LocalEngine:
         rows = list(itertools.chain.from_iterable(by_prompt.values()))
         self._alive += len(rows)
         logits = torch.stack([prefills[key].logits for key, group in by_prompt.items() for _ in group])
-        first = Stretch([row for row in rows if row], 1, logits.device)
+        first = Stretch([row for row in rows if row], room=1, device=logits.device)
         self._sample(first, rows, logits)
         self._read(first, rows)
         ends = itertools.accumulate(len(group) for group in by_prompt.values())
@@ -302,8 +302,8 @@ class LocalEngine:
         if not rows:
             return
         room = min(STRETCH, max(row.remaining for row in rows))
-        self._cache.recompose(keep, [(prefill, len(group)) for prefill, group in joining if group], room)
-        self._stretch = Stretch(rows, room, self._open().device)
+        self._cache.recompose(keep, [(prefill, len(group)) for prefill, group in joining if group], room=room)
+        self._stretch = Stretch(rows, room=room, device=self._open().device)
 
     def _sample(self, stretch: Stretch, rows: list[Row | None], logits: Tensor) -> None:
         """Draw one token for each row and finish those that end with it."""

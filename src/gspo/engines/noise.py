@@ -31,7 +31,9 @@ def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
     return _shift_right(bits, 11).to(torch.float64) * 2.0**-53
 
 
-def draw(logits: Tensor, noise: Tensor | None, temperature: Tensor, greedy: Tensor | None) -> tuple[Tensor, Tensor]:
+def draw(
+    logits: Tensor, noise: Tensor | None, *, temperature: Tensor, greedy: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """One token for each row, and its log-prob under softmax(logits / temperature).
 
     Args:

@@ -74,7 +74,7 @@ class Row:
 class Stretch:
     """Up to ``room`` tokens of R rows that advance in step, one column a step."""
 
-    def __init__(self, rows: Sequence[Row], room: int, device: torch.device) -> None:
+    def __init__(self, rows: Sequence[Row], *, room: int, device: torch.device) -> None:
         self.room, self.column = room, 0
         self._last = torch.tensor([row.token_ids[-1] if row.token_ids else 0 for row in rows], device=device)
         starts = torch.tensor([row.position for row in rows], device=device).unsqueeze(1)
@@ -102,7 +102,7 @@ class Stretch:
     def draw(self, logits: Tensor) -> None:
         """Draw the next column from logits [R, V]."""
         noise = None if self._noise is None else self._noise[:, self.column]
-        tokens, logprobs = draw(logits, noise, self._temperature, self._greedy)
+        tokens, logprobs = draw(logits, noise, temperature=self._temperature, greedy=self._greedy)
         self.token_ids[:, self.column] = tokens
         self.logprobs[:, self.column] = logprobs
         self.column += 1
