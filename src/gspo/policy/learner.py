@@ -357,7 +357,7 @@ def _mismatch_max(inputs: LossInputs) -> np.ndarray:
     assert inputs.sampled_logprobs is not None
     difference = (learner.detach() - inputs.sampled_logprobs).abs()
     out = torch.zeros(inputs.num_sequences, dtype=difference.dtype, device=difference.device)
-    return out.index_reduce(0, inputs.sequence_ids, difference, "amax").float().cpu().numpy()
+    return out.scatter_reduce(0, inputs.sequence_ids, difference, "amax").float().cpu().numpy()
 
 
 def _segment_sum(values: Tensor, ids: Tensor, size: int) -> np.ndarray:

@@ -62,7 +62,8 @@ class Policy(nn.Module):
     def hf(self) -> Any:
         """The Hugging Face model, whether or not adapters wrap it."""
         peft_model = _peft_type()
-        return self.model.base_model.model if peft_model and isinstance(self.model, peft_model) else self.model
+        wrapped = peft_model is not None and isinstance(self.model, peft_model)
+        return self.model.base_model.model if wrapped else self.model
 
     @property
     def device(self) -> torch.device:
@@ -345,7 +346,7 @@ def _use_autocast(setting: str, device: torch.device) -> bool:
     return setting == "bfloat16" or (setting == "auto" and device.type == "cuda")
 
 
-def _peft_type() -> type | None:
+def _peft_type() -> Any:
     """peft's model class, without importing peft where nobody has."""
     import sys
 

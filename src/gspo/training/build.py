@@ -86,10 +86,14 @@ def make_grader(recipe: Recipe, functions: Sequence[Callable[..., Any]] = ()) ->
 
 
 def inherit(config: TaskConfig | None, base: TaskConfig) -> TaskConfig:
-    """A task section whose unset fields are those of ``[task]``."""
+    """A task section whose fields at their defaults are those of ``[task]``.
+
+    Values decide, not what was written: a recipe read back from its resolved form inherits the same.
+    """
     if config is None:
         return base
-    changes = {name: value for name, value in config if name in config.model_fields_set}
+    defaults = dict(TaskConfig())
+    changes = {name: value for name, value in config if value != defaults[name]}
     if "source" in changes and changes["source"] != base.source:
         return config  # another source: nothing of the first one's columns or options applies
     if "options" in changes:
@@ -180,7 +184,6 @@ def make_engine(recipe: Recipe, policy: Policy) -> Engine:
         tokenizer=policy.tokenizer,
         max_batch_size=rollout.max_batch_size,
         shared=dtype is None,
-        logit_transform=policy.logit_transform,
     )
 
 

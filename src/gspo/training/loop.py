@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from gspo.algorithms import estimate_advantages
+from gspo.algorithms import AdvantageEstimator, Algorithm, estimate_advantages
 from gspo.engines.base import Engine
 from gspo.evaluation import Evaluation, evaluate
 from gspo.policy.learner import UpdateResult
@@ -20,6 +20,7 @@ from gspo.policy.packing import plan_updates
 from gspo.rollouts import Collector, SamplingPlan
 from gspo.seeding import seed
 from gspo.tasks import Task
+from gspo.training.resolve import require_sequence_advantages
 from gspo.training.timing import Stopwatch
 from gspo.types import Grading, Group, Prompt, Rollout, StepReport, TrainBatch
 
@@ -53,7 +54,8 @@ class Run:
     plan: SamplingPlan
     steps: int
     prompts_per_step: int
-    advantage: str = "group"
+    algorithm: Algorithm
+    advantage: str | AdvantageEstimator = "group"
     updates_per_step: int = 4
     minibatches: str = "groups"
     first_step: int = 0
@@ -100,6 +102,7 @@ def train_step(run: Run, step: int) -> StepResult:
     updates = split_updates(run, groups, step)
     batch = run.learner.score(rollouts, first_update=updates[0])
     batch = with_advantages(batch, rollouts, run.advantage)
+    require_sequence_advantages(torch.from_numpy(batch.advantages), torch.from_numpy(batch.sequence_ids), run.algorithm)
     watch.lap("score")
 
     results = [run.learner.update(batch, indices) for indices in updates]
@@ -117,13 +120,13 @@ def split_updates(run: Run, groups: Sequence[Group], step: int) -> list[np.ndarr
     return plan_updates(group_ids, run.updates_per_step, minibatches=run.minibatches, seed=order)
 
 
-def with_advantages(batch: TrainBatch, rollouts: Sequence[Rollout], name: str) -> TrainBatch:
+def with_advantages(batch: TrainBatch, rollouts: Sequence[Rollout], estimator: str | AdvantageEstimator) -> TrainBatch:
     """Fill in the advantages: computed once over whole groups, before any shuffling, for graded members only."""
     graded = np.array([r.grading is Grading.GRADED and r.num_scored > 0 for r in rollouts])
     rewards = np.array([r.reward if ok else 0.0 for r, ok in zip(rollouts, graded, strict=True)], dtype=np.float64)
     lengths = np.bincount(batch.sequence_ids, minlength=len(rollouts))
     estimates = estimate_advantages(
-        name,
+        estimator,
         torch.from_numpy(rewards),
         torch.from_numpy(batch.group_ids),
         torch.from_numpy(graded),

@@ -11,6 +11,7 @@ from gspo.errors import ConfigError
 from gspo.recipe import check_sizes
 from gspo.training.build import Components, build, sampling_plan
 from gspo.training.loop import with_advantages
+from gspo.training.resolve import load_estimator
 from gspo.types import Group
 
 
@@ -148,7 +149,7 @@ def check_recipe(recipe: Recipe) -> RecipeCheck:
         mismatch = (
             batch.proximal_logprobs - batch.sampled_logprobs if batch.proximal_logprobs is not None else np.zeros(1)
         )
-        batch = with_advantages(batch, rollouts, parts.learner.options.algorithm.advantage)
+        batch = with_advantages(batch, rollouts, load_estimator(parts.learner.options.algorithm.advantage))
         if not batch.advantages.any():
             batch.advantages[:] = np.where(batch.sequence_ids % 2 == 0, 1.0, -1.0)
         result = parts.learner.update(batch, np.arange(len(rollouts)))

@@ -20,6 +20,7 @@ from gspo.training.console import RunConsole
 from gspo.training.loop import Run, loop, run_evaluation
 from gspo.training.preflight import settings_table
 from gspo.training.record import RunRecorder, create_run_folder
+from gspo.training.resolve import load_estimator
 from gspo.types import StepReport
 
 
@@ -113,7 +114,8 @@ def make_run(parts: Components, *, recorder: Any, first_step: int = 0) -> Run:
         plan=sampling_plan(recipe, parts.policy),
         steps=recipe.run.steps,
         prompts_per_step=recipe.rollout.prompts_per_step,
-        advantage=parts.learner.options.algorithm.advantage,
+        algorithm=parts.learner.options.algorithm,
+        advantage=load_estimator(parts.learner.options.algorithm.advantage),
         updates_per_step=recipe.optim.updates_per_step,
         minibatches=recipe.optim.minibatches,
         first_step=first_step,
