@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -60,6 +63,8 @@ SAME = [
     ("3", r"\lfloor 7/2 \rfloor"),
     ("3", r"\log_2 8"),
     ("0", r"\sin(\pi)"),
+    ("0", r"\sqrt{2}+\sqrt{3}-\sqrt{5+2\sqrt{6}}"),
+    ("0", "(x+1)^2-x^2-2x-1"),
     ("-1", r"e^{i\pi}"),
     # decimals of six digits, correctly rounded
     ("1/12", "0.0833333333333333"),
@@ -104,6 +109,7 @@ SAME = [
     # relations
     ("x=5", "5"),
     ("5", "x=5"),
+    (r"\sin(e^x+1)", r"\sin(1+e^{x})"),
     ("7", "3+4=7"),
     ("7", "x=3+4=7"),
     ("2x+1", "y=2x+1"),
@@ -125,6 +131,10 @@ SAME = [
 DIFFERENT = [
     ("1/2004!", "1/2006!"),
     ("0", "1/2004!"),
+    ("0", "e^{-1000}"),
+    ("e^{-1000}", "0"),
+    ("e^{-1000}", "e^{-1001}"),
+    ("0", r"\sqrt2 - 1.41421356237309504880"),
     ("1/2^{99}", "1/2^{98}"),
     ("1331 and 1728", "1728"),
     ("$1331,1728$", "1728"),
@@ -185,6 +195,10 @@ COSTLY = [
     r"\binom{10^9}{5\cdot 10^8}",
     r"\binom{n}{10^9}",
     r"(\pi^{20})!",
+    "5" + " " * 200_000 + "!",
+    "5 aaaa" * 50_000,
+    r"e^{10^{1000}}",
+    r"\exp(10^{1000})",
 ]
 
 HOSTILE = [
@@ -330,6 +344,20 @@ def test_the_reference_answer_of_a_worked_solution_is_its_end():
 )
 def test_declared_answer_formats(answer_format, text, expected):
     assert verdict("42", text, answer_format=answer_format) == expected
+
+
+def test_a_comparison_that_outlives_its_budget_is_given_up(monkeypatch):
+    def endless(gold: str, answer: str) -> bool:
+        while True:
+            with contextlib.suppress(Exception):
+                time.sleep(0.01)
+
+    gold = parse_gold(r"\mathbb{R}")
+    monkeypatch.setattr("gspo.rewards.compare.same_by_math_verify", endless)
+    monkeypatch.setattr("gspo.rewards.math.BUDGET_S", 0.05)
+    assert grade_answer(gold, r"\mathbb{Z}") is None
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
 
 
 def test_options():

@@ -15,6 +15,7 @@ MAX_BITS = 100_000
 MAX_BITS_IN_FUNCTION = 4_096
 MAX_FACTORIAL = 5_000
 MAX_GROWTH = 10_000
+MAX_EXPONENT = 10**9
 MAX_TOWER = 2
 
 
@@ -104,8 +105,7 @@ def power(base: Value, exponent: Value) -> Value:
     """base ** exponent, exact where both are rational and the result is."""
     if exponent.rational is None:
         tower = max(base.tower, exponent.tower + 1)
-        if tower > MAX_TOWER:
-            raise TooCostly("a tower of powers")
+        _check_exponent(exponent, tower)
         result = _small(base) ** _small(exponent)
         return _joined(result, Value(None, tower=tower, growth=base.growth), exponent)
     if _bits(exponent.rational) > 64:
@@ -116,6 +116,12 @@ def power(base: Value, exponent: Value) -> Value:
     if growth > MAX_GROWTH or growth * _coefficient_bits(base) > MAX_BITS:
         raise TooCostly("an exponent too large")
     return _joined(_small(base) ** _small(exponent), Value(None, tower=base.tower, growth=growth), exponent)
+
+
+def _check_exponent(exponent: Value, tower: int) -> None:
+    if tower > MAX_TOWER:
+        raise TooCostly("a tower of powers")
+    _check_magnitude(exponent, MAX_EXPONENT)
 
 
 def _coefficient_bits(value: Value) -> int:
@@ -171,6 +177,19 @@ def _check_variable(value: Value) -> None:
         raise TooCostly("a factorial of a constant or a power")
 
 
+def _check_magnitude(value: Value, limit: int) -> None:
+    """Refuse what is larger than ``limit``, or undefined, at two points; a power of it would be enormous, and
+    reducing an argument of n bits takes n bits of pi.
+    """
+    import sympy
+
+    for point in (sympy.Rational(-30719, 10_000), sympy.Rational(31173, 10_000)):
+        expression = _small(value)
+        number = abs(expression.evalf(5, subs=dict.fromkeys(expression.free_symbols, point)))
+        if not number.is_number or not number.is_comparable or number > limit:
+            raise TooCostly("an enormous number")
+
+
 def apply(function: str, value: Value) -> Value:
     """A sympy function of one argument, by a name from ``FUNCTIONS`` (or floor, ceiling, Abs)."""
     import sympy
@@ -182,8 +201,9 @@ def apply(function: str, value: Value) -> Value:
         "floor": sympy.floor, "ceiling": sympy.ceiling,
     }  # fmt: skip
     if value.tower and function not in ("log", "Abs", "exp"):
-        raise TooCostly("a function of a power with an irrational exponent")
-    tower = value.tower + (function in ("exp", "sinh", "cosh"))
-    if tower > MAX_TOWER:
-        raise TooCostly("a tower of powers")
+        _check_magnitude(value, 2**MAX_BITS_IN_FUNCTION)
+    tower = value.tower
+    if function in ("exp", "sinh", "cosh", "tanh"):
+        tower += 1
+        _check_exponent(value, tower)
     return _joined(known[function](_small(value)), Value(None, tower=tower, growth=value.growth), value)

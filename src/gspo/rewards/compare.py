@@ -1,7 +1,7 @@
 r"""Whether two answers are the same, exactly and strictly.
 
-Rationals are compared exactly. Constants such as \sqrt{2}/2 are compared to 30 digits, relatively, so that
-two tiny numbers do not become equal. Expressions with variables are equal if they agree, to 25 digits, at
+Rationals are compared exactly. Constants such as \sqrt{2}/2 are compared to 50 digits, relatively, so that
+two tiny numbers do not become equal. Expressions with variables are equal if they agree, to 40 digits, at
 fixed rational points (a polynomial identity test: no simplification, so bounded cost). A decimal stands for
 another value only if it has at least six significant digits and is that value correctly rounded.
 """
@@ -19,8 +19,8 @@ from gspo.rewards.fallback import same_by_math_verify
 from gspo.rewards.notation import Items, Leaf, Node, Relation, Words, squeezed
 
 MIN_SIGNIFICANT_DIGITS = 6
-CONSTANT_DIGITS = 30
-POINT_DIGITS = 25
+CONSTANT_DIGITS = 50
+POINT_DIGITS = 40
 MIN_POINTS = 3
 _POINTS = ((137, 100), (-83, 100), (271, 128), (17, 32), (-311, 200), (1009, 400), (-5, 16), (733, 256))
 _DECIMAL = re.compile(r"[-+]?(\d*)\.(\d+)")
@@ -164,11 +164,23 @@ def _same_value(gold: Value, answer: Value, gold_text: str, answer_text: str) ->
     if ours.is_infinite or theirs.is_infinite:
         return False
     if not ours.free_symbols and not theirs.free_symbols:
+        if ours.is_zero or theirs.is_zero:
+            return _vanishes(theirs if ours.is_zero else ours)
         return _close(ours.evalf(CONSTANT_DIGITS + 10), theirs.evalf(CONSTANT_DIGITS + 10), CONSTANT_DIGITS)
     if ours.free_symbols != theirs.free_symbols and len(ours.free_symbols) == len(theirs.free_symbols):
         return False
     pairs = _values(ours, theirs)
     return len(pairs) >= MIN_POINTS and all(_close(a, b, POINT_DIGITS - 3) for a, b in pairs)
+
+
+def _vanishes(constant: Any) -> bool:
+    """Whether a constant is 0: no precision up to 400 digits finds a digit of it."""
+    from sympy.core.evalf import PrecisionExhausted
+
+    try:
+        return bool(constant.evalf(5, maxn=400, strict=True) == 0)
+    except PrecisionExhausted:
+        return True
 
 
 def _rounds_to(text: str, value: Value) -> bool:

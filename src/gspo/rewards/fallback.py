@@ -25,8 +25,9 @@ _LONG_NUMBER = re.compile(r"\d{13}")
 _LONG_EXPONENT = re.compile(r"\^\s*\{?\s*-?\d{4}")
 _NESTED_POWER = re.compile(r"\^[^^]*\{[^{}]*\^|\^\s*\{?\s*[^{}\s]\s*\^")
 _DANGEROUS = re.compile(r"__|[A-Za-z]{13}|\b(?:import|eval|exec|lambda|open|os|sys)\b")
-MAX_LENGTH = 200
+MAX_LENGTH = 120
 MAX_POWERS = 4
+MAX_BRACKETS = 16
 
 
 def may_be_handed_over(text: str) -> bool:
@@ -36,6 +37,7 @@ def may_be_handed_over(text: str) -> bool:
         and bool(_CHARACTERS.fullmatch(text))
         and all(command in _COMMANDS for command in _COMMAND.findall(text))
         and text.count("^") <= MAX_POWERS
+        and sum(text.count(bracket) for bracket in "([{|") <= MAX_BRACKETS
         and not any(p.search(text) for p in (_LONG_NUMBER, _LONG_EXPONENT, _NESTED_POWER))
         and not _DANGEROUS.search(_COMMAND.sub(" ", text))
     )

@@ -23,7 +23,7 @@ from gspo.errors import RewardError
 from gspo.rewards.arithmetic import TooCostly, Unreadable
 from gspo.rewards.compare import readable, same
 from gspo.rewards.extract import AnswerFormat, extract_answer
-from gspo.rewards.notation import Leaf, Node, Words, read, squeezed, words_of
+from gspo.rewards.notation import MAX_LENGTH, Leaf, Node, Words, read, squeezed, words_of
 from gspo.types import Rollout
 
 BUDGET_S = 1.0
@@ -140,6 +140,8 @@ _KNOWN_WORDS = re.compile(r"\b(?:and|or|sqrt|pi|sin|cos|tan|log|ln|exp|infty|oo|
 
 
 def _readings(text: str, percent: str) -> tuple[Node, ...]:
+    if len(text) > MAX_LENGTH:  # before any pattern that could take quadratic time
+        raise TooCostly(f"longer than {MAX_LENGTH} characters")
     if percent == "ignore":
         text = text.replace("\\%", "").replace("%", "")
     stripped = text.strip().strip("$").strip()
@@ -163,15 +165,21 @@ def _budget(seconds: float) -> Iterator[None]:
         return
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise TooCostly(f"took more than {seconds:g} s")
+        raise _OutOfTime
 
     previous = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
+    except _OutOfTime as error:
+        raise TooCostly(f"took more than {seconds:g} s") from error
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, previous)
+
+
+class _OutOfTime(BaseException):
+    """Passes through ``except Exception``, of which the algebra systems have many."""
 
 
 def warm_up() -> None:
