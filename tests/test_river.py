@@ -111,7 +111,7 @@ def test_a_run_leaves_what_it_promises(recipe: Recipe) -> None:
 
 
 def test_engine_and_learner_agree_and_the_first_update_is_on_policy(parts: Components) -> None:
-    rollouts, batch = step_batch(parts)
+    _, batch = step_batch(parts)
     assert batch.proximal_logprobs is not None
     assert np.abs(batch.proximal_logprobs - batch.sampled_logprobs).max() < 1e-5
     run = make_run(parts, recorder=None)
@@ -358,10 +358,10 @@ def test_what_is_wrong_is_said_before_step_0(
 ) -> None:
     if overrides.get("run.device") == "cuda" and torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    data = gspo.load_recipe(recipe, {k: v for k, v in overrides.items() if k != "coldstart"})
-    if "coldstart" in overrides:
-        data = data.model_copy(update={"coldstart": None})
     with pytest.raises(error, match=says):
+        data = gspo.load_recipe(recipe, {k: v for k, v in overrides.items() if k != "coldstart"})
+        if "coldstart" in overrides:
+            data = data.model_copy(update={"coldstart": None})
         train(data, console=RunConsole(quiet=True))
 
 

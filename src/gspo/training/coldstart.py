@@ -28,6 +28,7 @@ from gspo.types import Prompt, TokenRow
 
 Progress = Callable[[int, int, float], None]
 RECORD = "coldstart.json"
+IRRELEVANT = {"name", "max_prompt_length", "overlong_prompts"}  # task options that a cold start does not read
 
 
 def coldstart(recipe: Recipe, *, force: bool = False, progress: Progress | None = None) -> Path:
@@ -62,7 +63,7 @@ def fingerprint(recipe: Recipe) -> str:
     assert recipe.coldstart is not None
     parts = {
         "coldstart": recipe.coldstart.model_dump(mode="json"),
-        "task": inherit(recipe.coldstart.task, recipe.task).model_dump(mode="json"),
+        "task": inherit(recipe.coldstart.task, recipe.task).model_dump(mode="json", exclude=IRRELEVANT),
         "seed": recipe.run.seed,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
