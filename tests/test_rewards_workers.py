@@ -149,7 +149,7 @@ def descendants(ancestor: int) -> set[int]:
 
 @pytest.fixture(scope="module")
 def grader():
-    with Grader([spec()], workers=2, timeout_s=0.5) as made:
+    with Grader([spec()], workers=2, timeout_s=0.8) as made:
         yield made
 
 
@@ -157,7 +157,7 @@ def grader():
     ("action", "grading", "words"),
     [
         ("raise", Grading.FAILED, "ValueError: invalid literal"),
-        ("hang", Grading.TIMEOUT, "still running after 0.5 s"),
+        ("hang", Grading.TIMEOUT, "still running after 0.8 s"),
         ("sleep", Grading.TIMEOUT, "still running"),
         ("c hang", Grading.TIMEOUT, "still running"),
         ("deaf", Grading.TIMEOUT, "still running"),
@@ -218,7 +218,7 @@ def test_every_rollout_is_graded_exactly_once_around_a_hang_and_a_crash(tmp_path
     texts = [f"r{i}" for i in range(40)]
     texts[7], texts[23] = "hang", "die"
     log = tmp_path / "log"
-    with Grader([spec(count)], workers=2, timeout_s=0.3) as grader:
+    with Grader([spec(count)], workers=2, timeout_s=0.6) as grader:
         verdicts = grader.grade([rollout(t, file=str(log)) for t in texts])
     assert sorted(log.read_text().split()) == sorted(texts)
     assert [i for i, v in enumerate(verdicts) if v.grading is not Grading.GRADED] == [7, 23]
@@ -238,7 +238,7 @@ def test_a_double_forked_daemon_dies_with_its_worker(tmp_path):
 def test_processes_and_descriptors_return_to_the_start():
     before = descendants(os.getpid()), len(os.listdir("/proc/self/fd"))
     for _ in range(3):
-        with Grader([spec()], workers=2, timeout_s=0.2) as grader:
+        with Grader([spec()], workers=2, timeout_s=0.6) as grader:
             grader.grade([rollout("hang"), rollout("_exit"), rollout("aa")] * 2)
     assert (descendants(os.getpid()), len(os.listdir("/proc/self/fd"))) == before
 
@@ -340,7 +340,7 @@ def test_a_grader_built_beside_another_thread_is_spawned_and_works():
     thread = threading.Thread(target=stop.wait)
     thread.start()
     try:
-        with Grader([spec("test_rewards_workers:misbehave"), spec(misbehave)], timeout_s=0.5) as grader:
+        with Grader([spec("test_rewards_workers:misbehave"), spec(misbehave)], timeout_s=0.6) as grader:
             assert grader._pool._zygote._process is not None
             verdicts = grader.grade([rollout("aa"), rollout("hang"), rollout("_exit")])
             assert verdicts[0].parts == {"misbehave": 2.0, "misbehave_2": 2.0}
@@ -387,7 +387,7 @@ def test_none_leaves_the_sum_of_that_rollout_only():
 
 
 def test_one_failing_function_leaves_the_rollout_ungraded_and_keeps_the_others_part():
-    with Grader([spec(misbehave), spec(lambda r: 1.0)], workers=1, timeout_s=0.3) as grader:
+    with Grader([spec(misbehave), spec(lambda r: 1.0)], workers=1, timeout_s=0.6) as grader:
         verdict = grader.grade([rollout("hang")])[0]
     assert (verdict.reward, verdict.grading) == (None, Grading.TIMEOUT)
     assert verdict.parts == {"misbehave": None, "reward": 1.0}

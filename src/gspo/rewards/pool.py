@@ -53,6 +53,7 @@ class Worker:
 
     pid: int
     connection: socket.socket
+    home: ZygoteHandle
     calls: deque[Call] = field(default_factory=deque)
     deadline: float = 0.0
     received: bytearray = field(default_factory=bytearray)
@@ -131,7 +132,7 @@ class ZygoteHandle:
         ours.settimeout(SEND_TIMEOUT_S)
         with theirs:
             pid = self._order({"order": "fork"}, [theirs.fileno()])["pid"]
-        return Worker(pid=pid, connection=ours)
+        return Worker(pid=pid, connection=ours, home=self)
 
     def end_worker(self, worker: Worker) -> str:
         """SIGKILL a worker with its process group and descendants; how it ended, in words."""
@@ -232,20 +233,16 @@ class Pool:
     def wait_ready(self) -> None:
         """Wait until the functions are loaded; a lost zygote is started anew."""
         if self._zygote.lost:
-            self._forget_workers()
             self._zygote.close()
             self._zygote = ZygoteHandle(self._setup)
         self._zygote.wait_ready()
 
     def close(self) -> None:
         """End every worker and the zygote."""
-        self._forget_workers()
-        self._zygote.close()
-
-    def _forget_workers(self) -> None:
         for worker in self._workers:
             worker.connection.close()
         self._workers.clear()
+        self._zygote.close()
 
     def run(self, calls: Sequence[Call], rollouts: Sequence[Rollout]) -> dict[int, list[Outcome]]:
         """Every call once; its outcomes by call id. Raises ``RewardError`` as ``Grader.grade``."""
@@ -295,7 +292,7 @@ class Pool:
         """How it ended; None where that cannot be known, since the zygote has died too."""
         self._workers.remove(worker)
         try:
-            return self._zygote.end_worker(worker)
+            return worker.home.end_worker(worker)
         except ZygoteLost:
             return None
 
