@@ -34,13 +34,14 @@ def addition(
 ) -> list[Prompt]:
     """``size`` addition items, deterministic in (seed, index), without duplicates.
 
-    ``options``: ``digits`` (2), the longest operand; ``min_digits`` (``digits``), the shortest;
-    ``held_out_fraction`` (0.2). ``split`` "train" and "test" are disjoint whatever the seeds: a fixed
+    ``options``: ``digits`` (2), the longest operand; ``min_digits`` (``digits``), the shortest; ``careless``
+    (0.0), the share of worked answers that forget every carry (the reference answer stays right: a cold start
+    on a careless teacher leaves something to learn); ``held_out_fraction`` (0.2). ``split`` "train" and "test" are disjoint whatever the seeds: a fixed
     permutation of all pairs is cut in two, and the seed only orders each part. None takes from all pairs. The
     default size is 4096, or the whole part where that is smaller. TaskError for a size beyond the part, which
     holds ``held_out_fraction`` of (10^digits - 10^(min_digits - 1))^2 pairs, or the rest of them.
     """
-    low, high, fraction = _addition_options(options or {})
+    low, high, fraction, careless = _addition_options(options or {})
     pairs = (high - low + 1) ** 2
     start, length = _part(pairs, split, fraction)
     size = min(4096, length) if size is None else size
@@ -55,7 +56,8 @@ def addition(
     for index in range(size):
         place = start + _permuted(index, length, order_key)
         first, second = divmod(_permuted(place, pairs, split_key), high - low + 1)
-        prompts.append(_addition_prompt(low + first, low + second))
+        forgets = derive_seed(seed, "addition_careless", first, second) < careless * 2**63
+        prompts.append(_addition_prompt(low + first, low + second, carry=not forgets))
     return prompts
 
 
@@ -64,16 +66,22 @@ def addition_alphabet() -> str:
     return "0123456789+=;" + ANSWER_MARKER
 
 
-def worked_addition(first: int, second: int) -> str:
-    """The worked answer, operands >= 0: ``worked_addition(47, 85) == "7+5=12;4+8+1=13;#132"``."""
+def worked_addition(first: int, second: int, *, carry: bool = True) -> str:
+    """The worked answer, operands >= 0: ``worked_addition(47, 85) == "7+5=12;4+8+1=13;#132"``.
+
+    Without ``carry`` every column is added on its own, and the answer is wrong where one should have been carried:
+    ``"7+5=12;4+8=12;#122"``.
+    """
     left, right = str(first)[::-1], str(second)[::-1]
     columns = max(len(left), len(right))
-    clauses, carry = [], 0
+    clauses, digits, carried = [], "", 0
     for a, b in zip(left.ljust(columns, "0"), right.ljust(columns, "0"), strict=True):
-        total = int(a) + int(b) + carry
-        clauses.append(f"{a}+{b}+1={total}" if carry else f"{a}+{b}={total}")
-        carry = total // 10
-    return ";".join(clauses) + f";{ANSWER_MARKER}{first + second}"
+        total = int(a) + int(b) + carried
+        clauses.append(f"{a}+{b}+1={total}" if carried else f"{a}+{b}={total}")
+        digits = f"{total % 10}{digits}"
+        carried = total // 10 if carry else 0
+    answer = f"{total // 10 or ''}{digits}"
+    return ";".join(clauses) + f";{ANSWER_MARKER}{answer}"
 
 
 def characters(prompts: Iterable[Prompt]) -> str:
@@ -96,15 +104,15 @@ def check_option_names(given: Iterable[str], allowed: Iterable[str], owner: str)
             raise TaskError(f"{owner}: unknown option {name!r}; {hint}Valid options: {', '.join(names) or 'none'}")
 
 
-def _addition_prompt(first: int, second: int) -> Prompt:
+def _addition_prompt(first: int, second: int, *, carry: bool) -> Prompt:
     text = f"{first}+{second}="
-    metadata = {"demonstration": worked_addition(first, second)}
+    metadata = {"demonstration": worked_addition(first, second, carry=carry)}
     return Prompt(id=f"{first}+{second}", text=text, answer=str(first + second), metadata=metadata)
 
 
-def _addition_options(options: Mapping[str, Any]) -> tuple[int, int, float]:
-    """(lowest operand, highest operand, held-out fraction)."""
-    check_option_names(options, ("digits", "min_digits", "held_out_fraction"), "addition")
+def _addition_options(options: Mapping[str, Any]) -> tuple[int, int, float, float]:
+    """(lowest operand, highest operand, held-out fraction, share of careless worked answers)."""
+    check_option_names(options, ("digits", "min_digits", "careless", "held_out_fraction"), "addition")
     digits = options.get("digits", 2)
     shortest = options.get("min_digits", digits)
     fraction = options.get("held_out_fraction", 0.2)
@@ -116,7 +124,10 @@ def _addition_options(options: Mapping[str, Any]) -> tuple[int, int, float]:
         )
     if not isinstance(fraction, float) or not 0.0 < fraction < 1.0:
         raise TaskError(f"addition: held_out_fraction = {fraction!r} must lie between 0 and 1")
-    return (0 if shortest == 1 else 10 ** (shortest - 1)), 10**digits - 1, fraction
+    careless = options.get("careless", 0.0)
+    if not isinstance(careless, (int, float)) or isinstance(careless, bool) or not 0 <= careless <= 1:
+        raise TaskError(f"addition: careless = {careless!r} must be a share between 0 and 1")
+    return (0 if shortest == 1 else 10 ** (shortest - 1)), 10**digits - 1, fraction, float(careless)
 
 
 def _part(pairs: int, split: str | None, fraction: float) -> tuple[int, int]:
