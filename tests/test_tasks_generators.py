@@ -107,3 +107,22 @@ def test_default_seed_is_the_runs_seed():
 def test_wrong_options_are_named(options, split, message):
     with pytest.raises(TaskError, match=message):
         load_task(TaskOptions("addition", split=split, options=options))
+
+
+def test_a_careless_teacher_forgets_every_carry_but_the_answer_stays_right() -> None:
+    assert worked_addition(47, 85, carry=False) == "7+5=12;4+8=12;#122"
+    assert worked_addition(23, 45, carry=False) == worked_addition(23, 45) == "3+5=8;2+4=6;#68"
+    assert worked_addition(999, 1, carry=False) == "9+1=10;9+0=9;9+0=9;#990"
+    careful = addition(400, split="train")
+    careless = addition(400, split="train", options={"careless": 0.75})
+    assert [(p.id, p.answer) for p in careful] == [(p.id, p.answer) for p in careless]
+    carries = [p for p in careless if "+1=" in worked_addition(*map(int, p.id.split("+")))]
+    forgot = sum(not p.metadata["demonstration"].endswith("#" + str(p.answer)) for p in carries)
+    assert 0.65 < forgot / len(carries) < 0.85
+    assert all(p.metadata["demonstration"].endswith(f"#{p.answer}") for p in careful)
+
+
+@pytest.mark.parametrize("careless", [-0.1, 1.5, True, "often"])
+def test_a_share_of_careless_answers_is_a_share(careless: object) -> None:
+    with pytest.raises(TaskError, match="careless"):
+        addition(10, options={"careless": careless})

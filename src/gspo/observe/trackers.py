@@ -201,7 +201,7 @@ class WandbTracker:
             config=dict(config),
             id=_run_id(run_dir),
             resume="allow",
-            mode=os.environ.get("WANDB_MODE", "offline"),
+            mode="online" if os.environ.get("WANDB_MODE") == "online" else "offline",
             settings=wandb.Settings(console="off"),  # its capture of the terminal would fight the progress bar
         )
 

@@ -36,8 +36,9 @@ def addition(
 
     ``options``: ``digits`` (2), the longest operand; ``min_digits`` (``digits``), the shortest; ``careless``
     (0.0), the share of worked answers that forget every carry (the reference answer stays right: a cold start
-    on a careless teacher leaves something to learn); ``held_out_fraction`` (0.2). ``split`` "train" and "test" are disjoint whatever the seeds: a fixed
-    permutation of all pairs is cut in two, and the seed only orders each part. None takes from all pairs. The
+    on a careless teacher leaves something to learn); ``held_out_fraction`` (0.2). ``split`` "train" and "test"
+    are disjoint whatever the seeds: a fixed permutation of all pairs is cut in two, and the seed only orders
+    each part. None takes from all pairs. The
     default size is 4096, or the whole part where that is smaller. TaskError for a size beyond the part, which
     holds ``held_out_fraction`` of (10^digits - 10^(min_digits - 1))^2 pairs, or the rest of them.
     """

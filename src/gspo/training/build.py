@@ -14,12 +14,14 @@ from gspo.engines.local import LocalEngine
 from gspo.errors import ConfigError
 from gspo.policy.learner import Learner, LearnerOptions
 from gspo.policy.model import LoadOptions, Policy, load_policy
-from gspo.rewards import Grader, RewardSpec
+from gspo.rewards import Grader, RewardSpec, gold_problem
 from gspo.rollouts import Collector, SamplingPlan
-from gspo.tasks import Task, TaskOptions, load_task
+from gspo.tasks import Task, TaskOptions, load_task, shared_prompts
 from gspo.tasks.encoding import encode_prompt, encode_task
 from gspo.training.resolve import resolve_algorithm
 from gspo.types import IntArray, Prompt, Sampling
+
+NEEDS_ANSWER = ("math", "exact")  # built-in rewards that compare with the row's reference answer
 
 
 @dataclass(slots=True)
@@ -74,11 +76,11 @@ def reward_specs(recipe: Recipe, functions: Sequence[Callable[..., Any]] = ()) -
     return [RewardSpec(r.function, r.weight, r.signature, r.options) for r in recipe.rewards]
 
 
-def make_grader(recipe: Recipe, functions: Sequence[Callable[..., Any]] = ()) -> Grader:
+def make_grader(recipe: Recipe, rewards: Sequence[RewardSpec]) -> Grader:
     """The reward workers. Made before the model is loaded, so that they can be forked from a small process."""
     grading = recipe.grading
     return Grader(
-        reward_specs(recipe, functions),
+        rewards,
         workers=grading.workers,
         timeout_s=grading.timeout_s,
         in_process=grading.in_process,
@@ -101,8 +103,18 @@ def inherit(config: TaskConfig | None, base: TaskConfig) -> TaskConfig:
     return base.model_copy(update=changes)
 
 
-def make_task(config: TaskConfig, default_seed: int, rows: Iterable[Any] | None = None) -> Task:
-    """Load a task section (or rows given as Python objects)."""
+def make_task(
+    config: TaskConfig,
+    default_seed: int,
+    rows: Iterable[Any] | None = None,
+    *,
+    rewards: Sequence[RewardSpec] = (),
+) -> Task:
+    """Load a task section (or rows given as Python objects).
+
+    Where a built-in reward compares with a reference answer, rows without one are refused; under ``math``, rows whose
+    answer it cannot read are too, with their line numbers.
+    """
     source = rows if rows is not None else config.source
     if not isinstance(source, str):
         source = list(source)
@@ -120,6 +132,8 @@ def make_task(config: TaskConfig, default_seed: int, rows: Iterable[Any] | None 
         answer_column=config.answer_column,
         system_prompt=config.system_prompt,
         prompt_template=config.prompt_template,
+        answer_required=any(spec.function in NEEDS_ANSWER for spec in rewards),
+        check_answer=gold_problem if any(spec.function == "math" for spec in rewards) else None,
     )
     return load_task(options, default_seed=default_seed)
 
@@ -255,9 +269,11 @@ def build(
     if recipe.run.threads:
         torch.set_num_threads(recipe.run.threads)
     options, notes = learner_options(recipe)
-    task = make_task(recipe.task, recipe.run.seed, rows)
-    held_out = _eval_task(recipe, rows)
-    grader = make_grader(recipe, functions)
+    rewards = reward_specs(recipe, functions)
+    task = make_task(recipe.task, recipe.run.seed, rows, rewards=rewards)
+    held_out = _eval_task(recipe, rewards)
+    notes = (*notes, *leak_notes(task, held_out))
+    grader = make_grader(recipe, rewards)
     try:
         policy = policy or load_policy(load_options(recipe))
         length = recipe.rollout.max_completion_length
@@ -267,6 +283,7 @@ def build(
             held_out = fit_task(held_out, eval_config, policy, recipe.eval.max_completion_length or length)
         learner = Learner(policy, options)
         engine = make_engine(recipe, policy)
+        grader.wait_ready()  # a reward that cannot be imported is an error before step 0
     except BaseException:
         grader.close()
         raise
@@ -275,8 +292,16 @@ def build(
     return Components(recipe, task, held_out, policy, engine, grader, collector, eval_collector, learner, notes)
 
 
-def _eval_task(recipe: Recipe, rows: Iterable[Any] | None) -> Task | None:
+def leak_notes(task: Task, held_out: Task | None) -> tuple[str, ...]:
+    """A note where held-out items are trained on."""
+    shared = shared_prompts(task, held_out) if held_out is not None else []
+    if not shared:
+        return ()
+    return (f"{len(shared)} of {len(held_out or ())} held-out items are among the training prompts",)
+
+
+def _eval_task(recipe: Recipe, rewards: Sequence[RewardSpec]) -> Task | None:
     """The held-out task; rows given in Python have none unless the recipe names one."""
     if not recipe.eval.every or recipe.eval.task is None:
         return None
-    return make_task(inherit(recipe.eval.task, recipe.task), recipe.run.seed)
+    return make_task(inherit(recipe.eval.task, recipe.task), recipe.run.seed, rewards=rewards)

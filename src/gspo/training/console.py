@@ -11,7 +11,7 @@ from rich.text import Text
 
 from gspo.errors import MissingExtra
 from gspo.observe.console import ConsoleTracker, settings_table, show_samples
-from gspo.observe.diagnosis import explain_stall
+from gspo.observe.diagnosis import clip_notes, explain_stall
 from gspo.observe.plot import plot_run
 from gspo.types import Rollout, StepReport
 
@@ -26,6 +26,8 @@ class RunConsole:
         self._tracker: ConsoleTracker | None = None
         self._recent: list[StepReport] = []
         self._explained = False
+        self._said: set[str] = set()
+        self._clip: tuple[float, float, bool] | None = None
 
     def note(self, text: str) -> None:
         """A line that is no step."""
@@ -66,6 +68,24 @@ class RunConsole:
             if reason and not self._explained:
                 self._console.print(Text(f"note: {reason}", style="yellow"))
             self._explained = bool(reason)
+            self._clip_notes()
+
+    def watch_clip(self, epsilon: float, epsilon_high: float, *, sequence_level: bool) -> None:
+        """Say, once each, what the clip fractions tell about this range."""
+        self._clip = (epsilon, epsilon_high, sequence_level)
+
+    def _clip_notes(self) -> None:
+        if self._clip is None or len(self._recent) < WINDOW:
+            return
+        epsilon, epsilon_high, sequence_level = self._clip
+        notes = clip_notes(
+            self._recent, epsilon=epsilon, epsilon_high=epsilon_high, sequence_level=sequence_level, window=WINDOW
+        )
+        for note in notes:
+            kind = note.split(":")[0][:40]
+            if kind not in self._said:
+                self._said.add(kind)
+                self._console.print(Text(f"note: {note}", style="yellow"))
 
     def finished(self, folder: Path, samples: tuple[list[Rollout], list[Rollout]] | None) -> None:
         """What the model wrote before and after, the curves, and where everything is."""

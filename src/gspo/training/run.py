@@ -147,6 +147,10 @@ def _follow(parts: Components, folder: Path, console: RunConsole, *, start: chec
         version=first_step,
     )
     parts.learner.dump_with(recorder.dump)
+    algorithm = parts.learner.options.algorithm
+    if algorithm.rule == "clip" and algorithm.epsilon is not None and algorithm.epsilon_high is not None:
+        level = algorithm.importance_sampling_level
+        console.watch_clip(algorithm.epsilon, algorithm.epsilon_high, sequence_level=level != "token")
     try:
         with console.training(recipe.run.steps, first_step):
             for _ in loop(make_run(parts, recorder=recorder, first_step=first_step)):
