@@ -116,7 +116,7 @@ def test_a_careless_teacher_forgets_every_carry_but_the_answer_stays_right() -> 
     careful = addition(400, split="train")
     careless = addition(400, split="train", options={"careless": 0.75})
     assert [(p.id, p.answer) for p in careful] == [(p.id, p.answer) for p in careless]
-    carries = [p for p in careless if "+1=" in worked_addition(*map(int, p.id.split("+")))]
+    carries = [p for p in careless if sum(int(n) % 10 for n in p.id.split("+")) >= 10]
     forgot = sum(not p.metadata["demonstration"].endswith("#" + str(p.answer)) for p in carries)
     assert 0.65 < forgot / len(carries) < 0.85
     assert all(p.metadata["demonstration"].endswith(f"#{p.answer}") for p in careful)
