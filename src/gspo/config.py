@@ -251,7 +251,7 @@ class ColdStartConfig(Section):
     """Supervised fine-tuning before reinforcement learning, from a base model or from nothing."""
 
     base: str | None = None
-    """Model to fine-tune; without it a tiny model is built from scratch with its own tokenizer."""
+    """Model to fine-tune (a path may end in a .gguf file); without it a tiny model is built from scratch."""
     architecture: Literal["qwen3", "qwen3_moe"] = "qwen3"
     """Architecture built from scratch."""
     hidden_size: PositiveInt = 128

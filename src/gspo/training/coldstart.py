@@ -95,8 +95,13 @@ def _demonstrations(prompts: Sequence[Prompt], column: str) -> list[str]:
 
 
 def _base_policy(recipe: Recipe, config: ColdStartConfig) -> Policy:
-    """The base model, all weights trainable: the result is a plain model folder, adapters come later."""
-    return load_policy(replace(load_options(recipe), path=config.base or "", lora_rank=0))
+    """The base model, all weights trainable: the result is a plain model folder, adapters come later.
+
+    A base that ends in ".gguf" is a file inside the folder (or ``package:NAME``) before its last slash.
+    """
+    folder, _, file = (config.base or "").rpartition("/")
+    source = (folder, file) if file.endswith(".gguf") else (config.base or "", None)
+    return load_policy(replace(load_options(recipe), path=source[0], gguf_file=source[1], lora_rank=0))
 
 
 def _new_policy(recipe: Recipe, config: ColdStartConfig, task: Task, demonstrations: Sequence[str]) -> Policy:
