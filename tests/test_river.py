@@ -418,3 +418,16 @@ def test_gspo_refuses_advantages_that_vary_inside_a_sequence(recipe: Recipe) -> 
         assert np.unique(result.batch.advantages).size > 16
     finally:
         made.close()
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_what_counts_as_out_of_memory(kind: str) -> None:
+    from gspo.policy.learner import out_of_memory
+
+    if kind == "cuda":
+        assert out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    else:
+        with pytest.raises(RuntimeError) as raised:
+            torch.empty(2**55, dtype=torch.float32)
+        assert out_of_memory(raised.value)
+    assert not out_of_memory(RuntimeError("shape mismatch"))

@@ -179,7 +179,9 @@ class Learner:
             try:
                 self._in_microbatches(batch, indices, run)
                 return math.fsum(losses), tables, tuple(notes)
-            except torch.OutOfMemoryError:
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
                 longest = max(len(row.token_ids) for s in indices for row in batch.rows[s])
                 if self.max_tokens <= longest:
                     raise
@@ -303,6 +305,12 @@ class Learner:
     def close(self) -> None:
         """Give back the optimizer's memory."""
         self.optimizer.state.clear()
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """Whether an error says that a device's or the host's memory ran out; only CUDA has a type for it."""
+    words = ("MPS backend out of memory", "DefaultCPUAllocator: can't allocate memory", "not enough memory: you tried")
+    return isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in words)
 
 
 @dataclass(frozen=True, slots=True)
