@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import sys
 import tracemalloc
 import types
@@ -30,6 +31,12 @@ def write(folder: Path, *reports: StepReport) -> None:
     for one in reports:
         tracker.log(one)
     tracker.close()
+
+
+def log_to_wandb(folder: Path) -> None:
+    trackers = build_trackers(["wandb"], folder, {"run": {"seed": 0}})
+    trackers.log(report(0))
+    trackers.close()
 
 
 def steps(folder: Path) -> list[int]:
@@ -222,9 +229,11 @@ class TestWandb:
     def test_offline_run_on_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.importorskip("wandb")
         monkeypatch.delenv("WANDB_MODE", raising=False)
-        trackers = build_trackers(["wandb"], tmp_path, {"run": {"seed": 0}})
-        trackers.log(report(0))
-        trackers.close()
+        # Its service threads live as long as their process.
+        process = multiprocessing.get_context("spawn").Process(target=log_to_wandb, args=(tmp_path,))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
         assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
 
     def test_calls(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
