@@ -144,7 +144,7 @@ def test_ten_lines_of_python(text: str, tmp_path: Path, monkeypatch: pytest.Monk
     lines = (folders[0] / "rollouts" / "step_000000.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(lines) == 8 and set(json.loads(lines[0])["parts"]) == {"right"}
     resolved = gspo.load_recipe(folders[0])
-    assert (resolved.algorithm.epsilon, resolved.algorithm.epsilon_high) == (2.4e-3, 3.2e-3)
+    assert (resolved.algorithm.epsilon, resolved.algorithm.epsilon_high) == (3e-3, 4e-3)
     assert (folders[0] / "metrics.jsonl").is_file() and (folders[0] / "model" / "config.json").is_file()
 
 
@@ -255,7 +255,7 @@ def test_the_share_that_the_papers_range_clips() -> None:
 
 def test_the_quickstarts_range() -> None:
     algorithm = gspo.load_recipe("quickstart").algorithm
-    stated = f"{algorithm.epsilon:.0e}, {algorithm.epsilon_high:.0e}".replace("e-0", "e-")
+    stated = f"{algorithm.epsilon:.1e}, {algorithm.epsilon_high:.1e}".replace("e-0", "e-")
     assert f"use {stated}." in ENGLISH and f"用的是 {stated}。" in CHINESE
 
 

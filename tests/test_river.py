@@ -431,3 +431,22 @@ def test_what_counts_as_out_of_memory(kind: str) -> None:
             torch.empty(2**55, dtype=torch.float32)
         assert out_of_memory(raised.value)
     assert not out_of_memory(RuntimeError("shape mismatch"))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"algorithm.tau_positive": 2.0},
+        {"rewards": []},
+        {"rollout.prompts_per_step": 65},
+        {"task.size": 10**6},
+        {"run.output_dir": "/proc/nowhere"},
+    ],
+)
+def test_nothing_is_trained_before_what_can_be_checked(
+    recipe: Recipe, tmp_path: Path, overrides: dict[str, object]
+) -> None:
+    fresh = tmp_path / "model"
+    with pytest.raises(GspoError):
+        train(gspo.load_recipe(recipe, {**overrides, "model.path": str(fresh)}), console=RunConsole(quiet=True))
+    assert not fresh.exists()

@@ -17,7 +17,7 @@ from gspo.algorithms import Algorithm
 from gspo.config import Recipe
 from gspo.errors import ConfigError
 from gspo.recipe import check_sizes
-from gspo.training.build import build
+from gspo.training.build import build, learner_options
 from gspo.training.coldstart import coldstart
 from gspo.training.loop import Run, split_updates, with_advantages
 from gspo.training.run import make_run
@@ -71,6 +71,7 @@ def calibrate(
     updates = recipe.optim.updates_per_step
     _refuse(recipe, clip_fraction)
     check_sizes(recipe)
+    learner_options(recipe)
     if recipe.coldstart:
         folder = coldstart(recipe)
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": str(folder)})})

@@ -12,6 +12,7 @@ model/           the final policy as a Hugging Face folder
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +51,15 @@ def create_run_folder(output_dir: str, name: str) -> Path:
     except OSError as error:
         raise ConfigError(f"run.output_dir = {output_dir!r} cannot be written: {error.strerror}") from error
     raise ConfigError(f"run.output_dir = {output_dir!r} holds too many runs named {name!r}")
+
+
+def require_writable(output_dir: str) -> None:
+    """Raises ConfigError where run folders cannot be made in ``output_dir``; makes nothing."""
+    existing = Path(output_dir).absolute()
+    while not existing.exists():
+        existing = existing.parent
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(f"run.output_dir = {output_dir!r} cannot be written: look at {existing}")
 
 
 @dataclass(slots=True)

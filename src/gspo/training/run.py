@@ -14,12 +14,21 @@ from gspo.observe.trackers import build_trackers
 from gspo.policy.model import Policy
 from gspo.recipe import check_sizes, dump_recipe, load_recipe
 from gspo.training import checkpoint
-from gspo.training.build import Components, build, engine_dtype, eval_plan, sampling_plan
+from gspo.training.build import (
+    Components,
+    build,
+    engine_dtype,
+    eval_plan,
+    learner_options,
+    make_task,
+    reward_specs,
+    sampling_plan,
+)
 from gspo.training.coldstart import coldstart
 from gspo.training.console import RunConsole
 from gspo.training.loop import Run, loop, run_evaluation
 from gspo.training.preflight import settings_table
-from gspo.training.record import RunRecorder, create_run_folder
+from gspo.training.record import RunRecorder, create_run_folder, require_writable
 from gspo.training.resolve import load_estimator
 from gspo.types import StepReport
 
@@ -37,7 +46,7 @@ def train(
     A recipe with ``[coldstart]`` builds its model first, unless its folder is there. ``rows``, ``functions`` and
     ``policy`` take the place of what the recipe names.
     """
-    check_sizes(recipe)
+    check_early(recipe, rows=rows, functions=functions)
     console = console or RunConsole()
     if recipe.coldstart and policy is None:
         with console.phase("cold start") as progress:
@@ -49,6 +58,18 @@ def train(
         console.settings(settings_table(parts), notes=parts.notes)
         _follow(parts, folder, console, start=None)
     return folder
+
+
+def check_early(
+    recipe: Recipe, *, rows: Iterable[Any] | None = None, functions: Sequence[Callable[..., Any]] = ()
+) -> None:
+    """What can be wrong without a model, before a cold start spends minutes: sizes, algorithm, rewards, task, disk."""
+    check_sizes(recipe)
+    learner_options(recipe)
+    rewards = reward_specs(recipe, functions)
+    if rows is None:
+        make_task(recipe.task, recipe.run.seed, rewards=rewards)
+    require_writable(recipe.run.output_dir)
 
 
 def resume(folder: Path, *, console: RunConsole | None = None) -> Path:
