@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# On Linux without an NVIDIA GPU the exact CPU build of torch is installed first: any looser request brings CUDA.
+# Without an NVIDIA GPU the exact pin of torch is installed first: pip prefers a CPU build of it where it knows one, in a
+# folder or an index of its configuration, or in TORCH_INDEX. A looser request brings CUDA libraries.
+TORCH_INDEX ?=
 HAS_CUDA := $(shell command -v nvidia-smi 2>/dev/null)
 CPU_TORCH := $(shell grep '^torch==' constraints-cpu.txt)
 
@@ -11,11 +13,12 @@ CPU_TORCH := $(shell grep '^torch==' constraints-cpu.txt)
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || \
 		(echo "Python 3.11 to 3.13 is needed; name one: make PYTHON=python3.12 ..." && exit 1)
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV) || (rm -rf $(VENV); \
+		echo "No virtual environment could be made; on Debian and Ubuntu: apt install python3-venv" && exit 1)
 
 $(VENV)/.torch: constraints-cpu.txt | $(BIN)/python
 ifeq ($(HAS_CUDA),)
-	$(BIN)/pip install -q --disable-pip-version-check $(CPU_TORCH)
+	$(BIN)/pip install -q --disable-pip-version-check $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(CPU_TORCH)
 endif
 	@touch $@
 
