@@ -18,6 +18,12 @@ from gspo.types import Rollout, StepReport
 WINDOW = 5  # steps without any signal before it is explained
 
 
+def changed_first(before: Sequence[Rollout], after: Sequence[Rollout]) -> tuple[list[Rollout], Sequence[Rollout]]:
+    """Samples whose reward changed before the others: people look at three."""
+    later = {rollout.prompt.id: rollout.reward for rollout in after}
+    return sorted(before, key=lambda rollout: rollout.reward == later.get(rollout.prompt.id)), after
+
+
 class RunConsole:
     """Prints to the terminal; ``quiet`` prints nothing."""
 
@@ -90,7 +96,7 @@ class RunConsole:
     def finished(self, folder: Path, samples: tuple[list[Rollout], list[Rollout]] | None) -> None:
         """What the model wrote before and after, the curves, and where everything is."""
         if samples is not None:
-            show_samples(*samples, console=self._console)
+            show_samples(*changed_first(*samples), console=self._console)
         try:
             self.note(f"curves: {plot_run(folder)}")
         except MissingExtra as missing:

@@ -30,7 +30,7 @@ from gspo.training import checkpoint
 from gspo.training.loop import StepResult
 from gspo.types import Grading, Group, Rollout, StepReport
 
-SHOWN = 5  # held-out samples kept to be shown before and after
+SAMPLES = 64  # held-out samples kept, a few of which are shown before and after
 
 
 def create_run_folder(output_dir: str, name: str) -> Path:
@@ -99,7 +99,7 @@ class RunRecorder:
     def evaluation(self, step: int, result: Evaluation) -> None:
         """Log an evaluation; a new best is saved at once. The earliest wins a tie."""
         self._write_rollouts(f"eval_{step:06d}", step, step, result.groups, None)
-        shown = [group.rollouts[0] for group in result.groups[:SHOWN]]
+        shown = [group.rollouts[0] for group in result.groups[:SAMPLES]]
         self.samples = (self.samples[0] if self.samples else shown, shown)
         report = StepReport(step, step, result.metrics)
         self.trackers.log(report)
@@ -108,6 +108,7 @@ class RunRecorder:
         if accuracy is not None and (self.best is None or accuracy > self.best[1]):
             self.best = (step, accuracy)
             if step > 0:
+                self._saved.discard(step)  # a checkpoint of this step that is there already names the best before
                 self._save(step, step)
 
     def save(self, step: int, version: int, *, last: bool) -> None:
