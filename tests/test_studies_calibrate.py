@@ -75,7 +75,7 @@ def test_a_recipe_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
     assert first.noise_floor < 1e-5 < first.epsilon
 
 
-def digits(rollout) -> float:  # noqa: ANN001
+def digits(rollout) -> float:
     """A reward that an untrained model earns in part."""
     return float(sum(c.isdigit() for c in rollout.text) % 3)
 
