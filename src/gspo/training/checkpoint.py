@@ -56,10 +56,12 @@ def save(root: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[st
         _fsync(partial / "state.safetensors")
         _write_json(partial / "manifest.json", {"sha256": sums})
         _fsync(partial)
+        replaced = root / f".{target.name}.{os.getpid()}.replaced"
         if target.exists():
-            shutil.rmtree(target)
+            target.rename(replaced)
         partial.rename(target)
         _fsync(root)
+        shutil.rmtree(replaced, ignore_errors=True)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
         free = shutil.disk_usage(root).free if root.exists() else 0
