@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gspo.algorithms import Algorithm, LossInputs, policy_loss
 from gspo.errors import NumericsError
-from gspo.policy.model import Policy
+from gspo.policy.model import Policy, require_no_noise, require_trainable
 from gspo.policy.packing import collate, plan_microbatches
 from gspo.types import FloatArray, Grading, Rollout, TokenRow, TrainBatch
 
@@ -55,9 +55,15 @@ class UpdateResult:
 
 
 class Learner:
-    """The policy with its optimizer, on one device."""
+    """The policy with its optimizer, on one device.
+
+    Dropout is off from here on: noise between two passes would move ratios off 1. Raises ModelError for a policy
+    with nothing trainable, or one whose dropout cannot be turned off (activation checkpointing needs train mode).
+    """
 
     def __init__(self, policy: Policy, options: LearnerOptions) -> None:
+        require_trainable(policy)
+        require_no_noise(policy)
         self.policy = policy
         self.options = options
         self.updates_done = 0

@@ -196,8 +196,7 @@ def load_policy(options: LoadOptions) -> Policy:
     if options.lora_rank:
         model = _add_lora(model, options)
     policy = Policy(model, load_tokenizer(folder, options), autocast=_use_autocast(options.autocast, device))
-    if not policy.trainable():
-        raise ModelError(f"{options.path}: 0 trainable parameters; unfreeze the model or set lora.rank above 0")
+    require_trainable(policy)
     if options.gradient_checkpointing:
         _checkpoint_activations(policy.hf)
         policy.train()
@@ -205,6 +204,31 @@ def load_policy(options: LoadOptions) -> Policy:
         policy.eval()  # dropout is 0 anyway; some families add noise in train mode
     policy.verify_head()
     return policy
+
+
+def require_trainable(policy: Policy) -> None:
+    """Raises ModelError for a policy none of whose parameters receives gradients."""
+    if not policy.trainable():
+        raise ModelError(
+            f"{type(policy.hf).__name__}: 0 trainable parameters; unfreeze the model (requires_grad), or set "
+            f"lora.rank above 0"
+        )
+
+
+def require_no_noise(policy: Policy) -> None:
+    """Turn dropout off: evaluation mode, but for activation checkpointing, which transformers does in train mode only.
+
+    Raises ModelError where that train mode would drop activations.
+    """
+    if not _checkpoints_activations(policy.hf):
+        policy.eval()
+        return
+    noisy = {name: value for name, value in policy.hf.config.to_dict().items() if _is_noise(name, value) and value}
+    if noisy:
+        raise ModelError(
+            f"activation checkpointing runs in train mode, and the model's config has {noisy}: set them to 0 before "
+            f"the model is built (gspo.policy.model.silence_noise)"
+        )
 
 
 def resolve_path(options: LoadOptions) -> str:
@@ -276,9 +300,13 @@ def _load_model(folder: str, options: LoadOptions) -> Any:
 def silence_noise(config: Any) -> None:
     """Set every dropout and router jitter of a config to 0: noise between two passes would move ratios off 1."""
     for name, value in config.to_dict().items():
-        noisy = "dropout" in name or name.endswith("_pdrop") or name == "router_jitter_noise"
-        if noisy and isinstance(value, float):
+        if _is_noise(name, value):
             setattr(config, name, 0.0)
+
+
+def _is_noise(name: str, value: Any) -> bool:
+    noisy = "dropout" in name or name.endswith("_pdrop") or name == "router_jitter_noise"
+    return noisy and isinstance(value, float)
 
 
 def _add_lora(model: Any, options: LoadOptions) -> Any:
@@ -314,6 +342,12 @@ def _checkpoint_activations(model: Any) -> None:
     else:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.enable_input_require_grads()
+
+
+def _checkpoints_activations(model: Any) -> bool:
+    """Whether activation checkpointing is on, under either of transformers' names."""
+    new = "is_activation_checkpointing" in dir(type(model))
+    return bool(model.is_activation_checkpointing if new else model.is_gradient_checkpointing)
 
 
 def _convert_gguf(folder: Path, name: str) -> Path:
