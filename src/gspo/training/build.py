@@ -272,7 +272,7 @@ def build(
     rewards = reward_specs(recipe, functions)
     task = make_task(recipe.task, recipe.run.seed, rows, rewards=rewards)
     held_out = _eval_task(recipe, rewards)
-    notes = (*notes, *leak_notes(task, held_out))
+    leaks = leak_notes(task, held_out)
     grader = make_grader(recipe, rewards)
     try:
         policy = policy or load_policy(load_options(recipe))
@@ -281,6 +281,7 @@ def build(
         if held_out is not None:
             eval_config = inherit(recipe.eval.task, recipe.task)
             held_out = fit_task(held_out, eval_config, policy, recipe.eval.max_completion_length or length)
+        notes = (*notes, *task_notes(task, held_out), *leaks)
         learner = Learner(policy, options)
         engine = make_engine(recipe, policy)
         grader.wait_ready()  # a reward that cannot be imported is an error before step 0
@@ -290,6 +291,11 @@ def build(
     collector = make_collector(engine, grader, policy, task)
     eval_collector = make_collector(engine, grader, policy, held_out) if held_out else None
     return Components(recipe, task, held_out, policy, engine, grader, collector, eval_collector, learner, notes)
+
+
+def task_notes(*tasks: Task | None) -> tuple[str, ...]:
+    """What loading and encoding left out or changed: rows and prompts dropped, with their counts."""
+    return tuple(f"task {task.name}: {note}" for task in tasks if task is not None for note in task.report.notes)
 
 
 def leak_notes(task: Task, held_out: Task | None) -> tuple[str, ...]:

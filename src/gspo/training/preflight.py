@@ -11,7 +11,7 @@ from gspo.errors import ConfigError
 from gspo.recipe import check_sizes
 from gspo.training.build import Components, build, learner_options, sampling_plan
 from gspo.training.loop import with_advantages
-from gspo.training.resolve import load_estimator
+from gspo.training.resolve import load_estimator, refuse_unread
 from gspo.types import Group
 
 
@@ -133,6 +133,7 @@ def check_recipe(recipe: Recipe) -> RecipeCheck:
     from gspo.training.coldstart import coldstart
 
     check_sizes(recipe)
+    refuse_unread(recipe)
     learner_options(recipe)
     if recipe.coldstart:
         folder = coldstart(recipe)

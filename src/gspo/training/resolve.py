@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -25,7 +25,7 @@ from gspo.algorithms import (
     AdvantageEstimator,
     Algorithm,
 )
-from gspo.config import AlgorithmConfig, CorrectionConfig
+from gspo.config import AlgorithmConfig, CorrectionConfig, Recipe, Section
 from gspo.errors import ConfigError
 
 JOINT = "token_truncate_joint"
@@ -81,6 +81,34 @@ def resolve_algorithm(
     resolved = _with_correction(resolved, entry, correction)
     _check_proximal(resolved, correction, updates_per_step)
     return resolved, tuple(_notes(resolved, updates_per_step))
+
+
+def refuse_unread(recipe: Recipe) -> None:
+    """ConfigError for an option outside the algorithm that another option keeps from being read.
+
+    Values decide, not what was written: a recipe read back from its resolved form holds every option.
+    """
+    lora, evaluation, cold = recipe.lora, recipe.eval, recipe.coldstart
+    if lora.rank == 0:
+        _require_defaults(lora, ("alpha", "target_modules"), "lora", "lora.rank is 0; set lora.rank, 16 for example")
+    if cold is not None and cold.base:
+        built = ("architecture", "hidden_size", "num_layers", "num_heads", "num_experts", "num_experts_per_tok")
+        _require_defaults(cold, built, "coldstart", "coldstart.base brings its own; remove one of the two")
+    elif cold is not None and cold.architecture == "qwen3":
+        experts = ("num_experts", "num_experts_per_tok")
+        _require_defaults(cold, experts, "coldstart", 'coldstart.architecture is "qwen3"; "qwen3_moe" has experts')
+    if evaluation.temperature == 0 and evaluation.num_samples > 1:
+        raise ConfigError(
+            f"eval.num_samples = {evaluation.num_samples} with eval.temperature = 0: greedy completions of an item are "
+            "all the same; set eval.temperature (0.6 for example), or num_samples = 1"
+        )
+
+
+def _require_defaults(section: Section, names: Sequence[str], where: str, why: str) -> None:
+    default = type(section)()
+    for name, value in section:
+        if name in names and value != dict(default)[name]:
+            raise ConfigError(f"{where}.{name} = {value!r} is not read: {why}")
 
 
 def load_estimator(name: str) -> str | AdvantageEstimator:

@@ -13,6 +13,7 @@ from gspo.evaluation import Evaluation
 from gspo.observe.trackers import build_trackers
 from gspo.policy.model import Policy
 from gspo.recipe import check_sizes, dump_recipe, load_recipe
+from gspo.tasks import Task
 from gspo.training import checkpoint
 from gspo.training.build import (
     Components,
@@ -29,7 +30,7 @@ from gspo.training.console import RunConsole
 from gspo.training.loop import Run, loop, run_evaluation
 from gspo.training.preflight import settings_table
 from gspo.training.record import RunRecorder, create_run_folder, require_writable
-from gspo.training.resolve import load_estimator
+from gspo.training.resolve import load_estimator, refuse_unread
 from gspo.types import StepReport
 
 
@@ -53,6 +54,7 @@ def train(
             folder = coldstart(recipe, progress=progress)
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": str(folder)})})
     with assembled(recipe, rows=rows, functions=functions, policy=policy) as parts:
+        require_prompts(parts.task, recipe)  # again: prompts that are too long are gone now
         folder = create_run_folder(recipe.run.output_dir, recipe.run.name)
         (folder / "config.toml").write_text(dump_recipe(recipe), encoding="utf-8")
         console.settings(settings_table(parts), notes=parts.notes)
@@ -65,11 +67,17 @@ def check_early(
 ) -> None:
     """What can be wrong without a model, before a cold start spends minutes: sizes, algorithm, rewards, task, disk."""
     check_sizes(recipe)
+    refuse_unread(recipe)
     learner_options(recipe)
     rewards = reward_specs(recipe, functions)
     if rows is None:
-        make_task(recipe.task, recipe.run.seed, rewards=rewards)
+        require_prompts(make_task(recipe.task, recipe.run.seed, rewards=rewards), recipe)
     require_writable(recipe.run.output_dir)
+
+
+def require_prompts(task: Task, recipe: Recipe) -> None:
+    """Raises TaskError where the task has fewer prompts than a step takes."""
+    task.batch(0, recipe.rollout.prompts_per_step, recipe.run.seed)
 
 
 def resume(folder: Path, *, console: RunConsole | None = None) -> Path:
@@ -104,10 +112,10 @@ def evaluate_recipe(recipe: Recipe, *, checkpoint_of: Path | None = None) -> Eva
     with assembled(recipe) as parts:
         if checkpoint_of is not None:
             start = _best_or_newest(checkpoint_of)
-            parts.learner.load_state(start.tensors(), updates_done=start.state["updates_done"])
-            parts.engine.load_weights(
-                parts.learner.weights(engine_dtype(recipe)), version=start.state["policy_version"]
-            )
+            if start is not None:
+                parts.learner.load_state(start.tensors(), updates_done=start.state["updates_done"])
+                weights = parts.learner.weights(engine_dtype(recipe))
+                parts.engine.load_weights(weights, version=start.state["policy_version"])
         if parts.eval_task is None:
             raise ConfigError("nothing to evaluate: the recipe has no [eval.task], or eval.every is 0")
         return run_evaluation(make_run(parts, recorder=None))
@@ -182,11 +190,14 @@ def _follow(parts: Components, folder: Path, console: RunConsole, *, start: chec
     console.finished(folder, recorder.samples)
 
 
-def _best_or_newest(folder: Path) -> checkpoint.Checkpoint:
+def _best_or_newest(folder: Path) -> checkpoint.Checkpoint | None:
+    """None where no evaluation was better than step 0's: the best weights are those that the run started from."""
     newest, _ = checkpoint.newest(folder / "checkpoints")
     if newest is None:
         raise CheckpointError(f"{folder}: no valid checkpoint")
     best = newest.state["best"]
+    if best and best[0] == 0:
+        return None
     if best and (folder / "checkpoints" / f"step_{best[0]:06d}").is_dir():
         return checkpoint.load(folder / "checkpoints" / f"step_{best[0]:06d}")
     return newest
