@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 from collections.abc import Iterator
 
@@ -14,6 +15,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
 import torch
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background, where Ctrl-C could not be tested
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 THREADS = int(os.environ["OMP_NUM_THREADS"])
 GRACE_S = 10.0
