@@ -359,7 +359,7 @@ def test_a_group_of_one_is_refused():
 @pytest.mark.parametrize(
     "prompts, updates, valid",
     [
-        (3, 4, "updates_per_step 3, or prompts_per_step 4"),
+        (3, 4, "updates_per_step 1 or 3, or prompts_per_step 4"),
         (9, 4, "updates_per_step 3 or 9, or prompts_per_step 8 or 12"),
         (1, 4, "updates_per_step 1, or prompts_per_step 4"),
         (16, 3, "updates_per_step 2 or 4, or prompts_per_step 15 or 18"),

@@ -316,10 +316,10 @@ def check_sizes(recipe: Recipe) -> None:
 
 
 def _divisors_near(number: int, wanted: int) -> str:
-    """The nearest divisor on each side of ``wanted``."""
+    """The nearest divisor on each side of ``wanted``; the two nearest below where none is above."""
     divisors = [d for d in range(1, number + 1) if number % d == 0]
-    below = [d for d in divisors if d < wanted][-1:]
     above = [d for d in divisors if d > wanted][:1]
+    below = [d for d in divisors if d < wanted][-1 if above else -2 :]
     return " or ".join(str(d) for d in below + above)
 
 
