@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from case_helpers import components, groups_of, rollout, scripted, tiny_recipe
-from docs_helpers import make_model
-from engine_helpers import build as build_model
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import gspo
+from case_helpers import components, groups_of, rollout, scripted, tiny_recipe
+from docs_helpers import make_model
+from engine_helpers import build as build_model
 from gspo.engines.scripted import Reply
 from gspo.errors import ConfigError, ModelError, NumericsError
 from gspo.observe.metrics import rollout_metrics
@@ -142,9 +142,7 @@ def test_p14_a_nan_in_one_gradient_stops_before_weights_and_engine(parts: Compon
 
 
 @pytest.mark.parametrize("eos", [(7, 9), (9,)])
-def test_t01_t02_the_first_end_of_sequence_is_trained_and_nothing_after(
-    parts: Components, eos: tuple[int, ...]
-) -> None:
+def test_t01_t02_the_first_end_of_sequence_is_trained_and_no_more(parts: Components, eos: tuple[int, ...]) -> None:
     run = scripted(parts, lambda request, version: Reply([5, 6, 9, 9, 9]))
     plan = replace(run.plan, sampling=replace(run.plan.sampling, eos_token_ids=eos))
     rollouts = run.collector.collect(run.task.prompts[:1], plan, step=0)[0].rollouts
