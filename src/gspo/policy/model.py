@@ -46,6 +46,7 @@ class LoadOptions:
     lora_rank: int = 0
     lora_alpha: float = 32.0
     lora_target_modules: tuple[str, ...] = ("all-linear",)
+    seed: int = 0  # of the adapters' initial weights
 
 
 class Policy(nn.Module):
@@ -311,7 +312,7 @@ def _is_noise(name: str, value: Any) -> bool:
 
 def _add_lora(model: Any, options: LoadOptions) -> Any:
     """Wrap with LoRA adapters; all-linear leaves out the head, routers and experts."""
-    from peft import LoraConfig, get_peft_model
+    from peft import LoraConfig
 
     targets = list(options.lora_target_modules)
     if targets == ["all-linear"]:
@@ -321,18 +322,25 @@ def _add_lora(model: Any, options: LoadOptions) -> Any:
             for name, module in model.named_modules()
             if isinstance(module, nn.Linear) and module is not head and not ROUTER_OR_EXPERT.search(name)
         ]
+    config = LoraConfig(
+        r=options.lora_rank,
+        lora_alpha=options.lora_alpha,  # type: ignore[arg-type]  # peft divides; a float is as good
+        target_modules=targets,
+        task_type="CAUSAL_LM",
+    )
     try:
-        return get_peft_model(
-            model,
-            LoraConfig(
-                r=options.lora_rank,
-                lora_alpha=options.lora_alpha,  # type: ignore[arg-type]  # peft divides; a float is as good
-                target_modules=targets,
-                task_type="CAUSAL_LM",
-            ),
-        )
+        return _with_adapters(model, config, options.seed)
     except ValueError as error:
         raise ModelError(f"lora.target_modules = {options.lora_target_modules}: {error}") from error
+
+
+def _with_adapters(model: Any, config: Any, seed: int) -> Any:
+    """peft draws the adapters' first weights from torch's global generator: seeded here, and given back as it was."""
+    from peft import get_peft_model
+
+    with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        return get_peft_model(model, config)
 
 
 def _checkpoint_activations(model: Any) -> None:

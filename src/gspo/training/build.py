@@ -16,6 +16,7 @@ from gspo.policy.learner import Learner, LearnerOptions
 from gspo.policy.model import LoadOptions, Policy, load_policy
 from gspo.rewards import Grader, RewardSpec, gold_problem
 from gspo.rollouts import Collector, SamplingPlan
+from gspo.seeding import seed
 from gspo.tasks import Task, TaskOptions, load_task, shared_prompts
 from gspo.tasks.encoding import encode_prompt, encode_task
 from gspo.training.resolve import resolve_algorithm
@@ -62,6 +63,7 @@ def load_options(recipe: Recipe) -> LoadOptions:
         lora_rank=lora.rank,
         lora_alpha=lora.alpha,
         lora_target_modules=lora.target_modules,
+        seed=seed(recipe.run.seed, "adapters"),
     )
 
 
