@@ -32,7 +32,9 @@ from gspo.types import (
 class Grades(Protocol):
     """What the collector asks of a grader: one verdict a rollout, in order."""
 
-    def grade(self, rollouts: Sequence[Rollout]) -> Sequence[Any]: ...
+    def grade(self, rollouts: Sequence[Rollout]) -> Sequence[Any]:
+        """Verdicts with ``reward``, ``parts``, ``grading`` and ``error``; only a wrong shape is raised."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,8 @@ class Collector:
     def collect(self, prompts: Sequence[Prompt], plan: SamplingPlan, *, step: int) -> list[Group]:
         """Groups of ``num_generations`` graded rollouts, one for each prompt, in the order of the prompts.
 
-        Raises EngineError where the engine refused every request.
+        A refused request is an ungraded rollout without tokens. Raises EngineError where the engine refused every
+        request or went idle with some unanswered; RewardError as ``Grader.grade``.
         """
         requests: dict[str, Request] = {}
         owners: dict[str, tuple[int, int]] = {}

@@ -133,7 +133,10 @@ def fraction_clipped(spreads: list[Spread], epsilon: float, epsilon_high: float)
 
 
 def propose(spreads: list[Spread], wanted: float, *, updates: int, discarded: tuple[float, ...]) -> Calibration:
-    """The range in the paper's proportion 3 : 4 at which the wanted share of tokens is clipped, by bisection."""
+    """The range in the paper's proportion 3 : 4 at which the wanted share of tokens is clipped, by bisection.
+
+    Raises ConfigError where even a range of 0 clips no more than the wanted share.
+    """
     reachable = fraction_clipped(spreads, 0.0, 0.0)
     if reachable <= wanted:
         raise ConfigError(

@@ -84,7 +84,10 @@ def newest(root: Path) -> tuple[Checkpoint | None, list[str]]:
 
 
 def load(folder: Path) -> Checkpoint:
-    """Verify a checkpoint against its manifest: missing, extra, truncated or flipped files are CheckpointErrors."""
+    """Verify a checkpoint against its manifest.
+
+    Raises CheckpointError for missing, extra, truncated or flipped files, or another format.
+    """
     try:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["sha256"]
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -26,20 +26,42 @@ from gspo.types import Grading, Group, Prompt, Rollout, StepReport, TrainBatch
 
 
 class Learner(Protocol):
-    """What the loop asks of whoever trains: one process, or a group behind the same calls."""
+    """What the loop asks of whoever trains: one process, or a group behind the same calls.
 
-    def score(self, rollouts: Sequence[Rollout], *, first_update: np.ndarray | None = None) -> TrainBatch: ...
-    def update(self, batch: TrainBatch, sequence_indices: np.ndarray) -> UpdateResult: ...
-    def weights(self, dtype: torch.dtype | None = None) -> Any: ...
-    def close(self) -> None: ...
+    Calls come in one order, each with the whole batch; after an exception a learner is unusable.
+    """
+
+    def score(self, rollouts: Sequence[Rollout], *, first_update: np.ndarray | None = None) -> TrainBatch:
+        """Arrays of S rollouts, N scored tokens; ``first_update`` [n] int64 indices of sequences left to update 1."""
+        ...
+
+    def update(self, batch: TrainBatch, sequence_indices: np.ndarray) -> UpdateResult:
+        """One optimizer step over these sequences [n] int64. NumericsError before a non-finite one changes weights."""
+        ...
+
+    def weights(self, dtype: torch.dtype | None = None) -> Any:
+        """The complete weights, a re-iterable stream of (checkpoint name, tensor), cast where a dtype is given."""
+        ...
+
+    def close(self) -> None:
+        """Give back memory. Idempotent."""
+        ...
 
 
 class Recorder(Protocol):
     """Where a run leaves its traces: reports, rollouts, checkpoints."""
 
-    def step(self, step: StepResult) -> StepReport: ...
-    def evaluation(self, step: int, result: Evaluation) -> None: ...
-    def save(self, step: int, version: int, *, last: bool) -> None: ...
+    def step(self, step: StepResult) -> StepReport:
+        """Sum up and log a finished step."""
+        ...
+
+    def evaluation(self, step: int, result: Evaluation) -> None:
+        """Log an evaluation made before sampling ``step``."""
+        ...
+
+    def save(self, step: int, version: int, *, last: bool) -> None:
+        """After ``step`` finished steps: write a checkpoint where one is due."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +102,11 @@ class StepResult:
 
 
 def loop(run: Run) -> Iterator[StepReport]:
-    """Train; yields one report a step. Version k samples step k; evaluation runs before sampling, at one version."""
+    """Train; yields one report a step. Version k samples step k; evaluation runs before sampling, at one version.
+
+    Raises what its parts raise: EngineError, RewardError (a return of a wrong shape, too many failed gradings),
+    NumericsError (before weights change), CheckpointError, TaskError (a step larger than the task).
+    """
     for step in range(run.first_step, run.steps):
         if evaluation_due(run, step):
             run.recorder.evaluation(step, run_evaluation(run))
@@ -92,7 +118,7 @@ def loop(run: Run) -> Iterator[StepReport]:
 
 
 def train_step(run: Run, step: int) -> StepResult:
-    """One turn of the river."""
+    """One turn of the river: sample, grade, score, update, give the weights to the engine. Nothing is written."""
     watch = Stopwatch()
     prompts = run.task.batch(step, run.prompts_per_step, run.plan.run_seed)
     groups = run.collector.collect(prompts, run.plan, step=step)
@@ -114,14 +140,21 @@ def train_step(run: Run, step: int) -> StepResult:
 
 
 def split_updates(run: Run, groups: Sequence[Group], step: int) -> list[np.ndarray]:
-    """Which rollouts each update takes, in an order seeded by the step."""
+    """Which rollouts each update takes, in an order seeded by the step: ``updates_per_step`` int64 arrays of indices.
+
+    Raises ValueError where the updates do not divide the groups (or rollouts).
+    """
     group_ids = np.repeat(np.arange(len(groups)), [len(group.rollouts) for group in groups])
     order = seed(run.plan.run_seed, "minibatches", step)
     return plan_updates(group_ids, run.updates_per_step, minibatches=run.minibatches, seed=order)
 
 
 def with_advantages(batch: TrainBatch, rollouts: Sequence[Rollout], estimator: str | AdvantageEstimator) -> TrainBatch:
-    """Fill in the advantages: computed once over whole groups, before any shuffling, for graded members only."""
+    """Fill in the advantages, [N] float32: computed once over whole groups, before any shuffling, in float64.
+
+    Only graded members with a token enter; a masked truncation does. Raises ValueError for an estimator that returns
+    neither [S] nor [N].
+    """
     graded = np.array([r.grading is Grading.GRADED and r.num_scored > 0 for r in rollouts])
     rewards = np.array([r.reward if ok else 0.0 for r, ok in zip(rollouts, graded, strict=True)], dtype=np.float64)
     lengths = np.bincount(batch.sequence_ids, minlength=len(rollouts))

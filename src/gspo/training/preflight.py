@@ -129,6 +129,7 @@ def check_recipe(recipe: Recipe) -> RecipeCheck:
     """Sample one group, grade it, take one update; nothing is written but a missing cold start's folder.
 
     Advantages of a degenerate group are replaced by +1 and -1 so that the backward pass is tried for certain.
+    Raises ConfigError where no rollout of the group could be graded, and whatever a run would raise before step 0.
     """
     from gspo.training.coldstart import coldstart
 

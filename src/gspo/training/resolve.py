@@ -84,7 +84,7 @@ def resolve_algorithm(
 
 
 def refuse_unread(recipe: Recipe) -> None:
-    """ConfigError for an option outside the algorithm that another option keeps from being read.
+    """Raises ConfigError for an option outside the algorithm that another option keeps from being read.
 
     Values decide, not what was written: a recipe read back from its resolved form holds every option.
     """
@@ -112,7 +112,10 @@ def _require_defaults(section: Section, names: Sequence[str], where: str, why: s
 
 
 def load_estimator(name: str) -> str | AdvantageEstimator:
-    """The advantage estimator of a recipe: a built-in's name as it is, a dotted path ("module:function") imported."""
+    """The advantage estimator of a recipe: a built-in's name as it is, a dotted path ("module:function") imported.
+
+    Raises ConfigError where the module or the function is not found.
+    """
     if ":" not in name:
         return name
     module_name, _, attribute = name.partition(":")
@@ -129,7 +132,10 @@ def load_estimator(name: str) -> str | AdvantageEstimator:
 
 
 def require_sequence_advantages(advantages: Tensor, sequence_ids: Tensor, algorithm: Algorithm) -> None:
-    """ConfigError when ``gspo`` meets advantages [N] that vary inside a sequence: that is ``gspo_token``'s case."""
+    """Raises ConfigError where ``gspo`` meets advantages [N] that vary inside a sequence: ``gspo_token``'s case.
+
+    ``sequence_ids`` [N] int64 in sequence order.
+    """
     if algorithm.name != "gspo" or advantages.numel() == 0:
         return
     num_sequences = int(sequence_ids.max()) + 1

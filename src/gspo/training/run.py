@@ -45,7 +45,8 @@ def train(
     """Train from step 0 in a new run folder; returns the folder.
 
     A recipe with ``[coldstart]`` builds its model first, unless its folder is there. ``rows``, ``functions`` and
-    ``policy`` take the place of what the recipe names.
+    ``policy`` take the place of what the recipe names. Raises GspoError before step 0 for what is wrong with the
+    recipe, the task, the model or the folder, and as ``loop`` afterwards.
     """
     check_early(recipe, rows=rows, functions=functions)
     console = console or RunConsole()
@@ -81,7 +82,10 @@ def require_prompts(task: Task, recipe: Recipe) -> None:
 
 
 def resume(folder: Path, *, console: RunConsole | None = None) -> Path:
-    """Go on from the newest checkpoint that verifies, with the run folder's own recipe."""
+    """Go on from the newest checkpoint that verifies, with the run folder's own recipe; returns the folder.
+
+    Raises ConfigError for a folder that is no run's, CheckpointError where no checkpoint verifies.
+    """
     recipe = read_run_recipe(folder)
     console = console or RunConsole()
     start, problems = checkpoint.newest(folder / "checkpoints")
@@ -101,14 +105,18 @@ def resume(folder: Path, *, console: RunConsole | None = None) -> Path:
 
 
 def read_run_recipe(folder: Path) -> Recipe:
-    """The resolved recipe of a run folder."""
+    """The resolved recipe of a run folder. Raises ConfigError for a folder without one."""
     if not (folder / "config.toml").is_file():
         raise ConfigError(f"{folder} is no run folder: it holds no config.toml")
     return load_recipe(folder / "config.toml")
 
 
 def evaluate_recipe(recipe: Recipe, *, checkpoint_of: Path | None = None) -> Evaluation:
-    """Held-out evaluation of the recipe's model, or of a run's best (else newest) checkpoint."""
+    """Held-out evaluation of the recipe's model, or of a run's best (else newest) checkpoint.
+
+    Where no evaluation of the run was better than step 0's, the best are the weights it started from. Raises
+    ConfigError without a held-out task, CheckpointError where no checkpoint verifies.
+    """
     with assembled(recipe) as parts:
         if checkpoint_of is not None:
             start = _best_or_newest(checkpoint_of)
