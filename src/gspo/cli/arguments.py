@@ -17,7 +17,7 @@ from gspo.errors import ConfigError
 from gspo.recipe import load_recipe, takes_value
 
 if TYPE_CHECKING:
-    from gspo.cli.main import Command
+    from gspo.cli.command import Command
 
 T = TypeVar("T")
 

@@ -11,20 +11,10 @@ import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from gspo import __version__
+from gspo.cli.command import Command
 from gspo.errors import ConfigError, GspoError
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """Where a command lives, what it says of itself, and whether it takes ``--section.option value``."""
-
-    module: str
-    summary: str
-    overrides: bool = False
-
 
 COMMANDS: Mapping[str, Command] = {
     "train": Command("train", "train a model from a recipe", overrides=True),
