@@ -54,7 +54,7 @@ def test_a_missing_requirement_is_an_error(lacking, capsys):
 
 @pytest.mark.parametrize(
     "installed, tested",
-    [("2.13.0+cpu", "2.13"), ("2.13", "2.13"), ("2.130.0", None), ("2.11.1", None), ("3.0", None)],
+    [("2.13.0+cpu", "2.13"), ("2.13", "2.13"), ("2.11.1", "2.11"), ("2.130.0", None), ("2.12.1", None), ("3.0", None)],
 )
 def test_versions_other_than_the_tested_ones_are_told(monkeypatch, installed, tested):
     monkeypatch.setattr(doctor, "version_of", lambda name: installed if name == "torch" else None)

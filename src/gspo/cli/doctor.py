@@ -14,7 +14,13 @@ from pathlib import Path
 
 from gspo import __version__
 
-TESTED = {"python": "3.11", "torch": "2.13", "transformers": "5.24", "peft": "0.21", "numpy": "2.4"}
+TESTED = {
+    "python": ("3.11", "3.12", "3.13"),
+    "torch": ("2.11", "2.13", "2.14"),
+    "transformers": ("5.16", "5.24"),
+    "peft": ("0.21",),
+    "numpy": ("2.4",),
+}
 """Version prefixes that this version's tests ran with, on CPU."""
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
@@ -124,13 +130,17 @@ def memory_bytes() -> int | None:
     return total
 
 
+def _is_tested(name: str, version: str) -> bool:
+    return any(f"{version}.".startswith(f"{prefix}.") for prefix in TESTED[name])
+
+
 def untested() -> list[str]:
     """What of this machine is outside what was tested."""
     present = {"python": platform.python_version(), **{name: version_of(name) for name in TESTED if name != "python"}}
     lines = [
-        f"{name} {present[name]}: tests ran with {wanted}"
-        for name, wanted in TESTED.items()
-        if present[name] is not None and not f"{present[name]}.".startswith(f"{wanted}.")
+        f"{name} {found}: tests ran with {' and '.join(TESTED[name])}"
+        for name, found in present.items()
+        if found is not None and not _is_tested(name, found)
     ]
     chosen = dict(device()).get("auto")
     if chosen in ("cuda", "mps"):
