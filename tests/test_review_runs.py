@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import resource
+import shutil
+import signal
+from pathlib import Path
+
 import pytest
 import torch
 
 import gspo
 from gspo.config import Recipe
+from gspo.errors import CheckpointError
+from gspo.observe.trackers import build_trackers
 from gspo.policy.model import load_policy
-from gspo.training.build import load_options
+from gspo.training import checkpoint
+from gspo.training.build import build, load_options
 from gspo.training.coldstart import coldstart
+from gspo.training.console import RunConsole
+from gspo.training.record import RunRecorder
+from gspo.training.run import restore, resume, train
 from gspo.types import Rollout
+
+QUIET = RunConsole(quiet=True)
 
 
 @pytest.fixture(scope="module")
@@ -58,3 +72,79 @@ def test_adapters_start_from_the_seed(recipe: Recipe) -> None:
     torch.manual_seed(1)
     assert after == torch.rand(1), "the global generator moved"
     assert not torch.equal(first, adapter(changed(wanted, run__seed=1)))
+
+
+def test_a_run_of_python_objects_says_that_it_cannot_be_resumed(recipe: Recipe, tmp_path: Path) -> None:
+    """Else it would go on with the recipe's own task and rewards."""
+    folder = train(changed(recipe, run__output_dir=str(tmp_path)), functions=[digits], console=QUIET)
+    shutil.rmtree(folder / "model")
+    with pytest.raises(CheckpointError, match=r"Python objects \(functions\)"):
+        resume(folder, console=QUIET)
+
+
+def test_a_run_is_not_resumed_on_other_data(recipe: Recipe, tmp_path: Path) -> None:
+    data = tmp_path / "rows.jsonl"
+    rows = [{"prompt": f"{a}+1=", "answer": str(a + 1)} for a in range(8)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = {"source": str(data)}
+    folder = train(
+        changed(recipe, run__output_dir=str(tmp_path), task=task, coldstart=None), functions=(), console=QUIET
+    )
+    shutil.rmtree(folder / "model")
+    shutil.rmtree(folder / "checkpoints" / "step_000002")
+    data.write_text("".join(json.dumps(row) + "\n" for row in [*rows[:-1], {"prompt": "9+1=", "answer": "10"}]))
+    with pytest.raises(CheckpointError, match="no longer those"):
+        resume(folder, console=QUIET)
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert (resume(folder, console=QUIET) / "model" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_checkpoint_of_another_policy_is_refused_in_words(recipe: Recipe, tmp_path: Path, rank: int) -> None:
+    folder = train(changed(recipe, run__output_dir=str(tmp_path), lora__rank=2), console=QUIET)
+    shutil.rmtree(folder / "model")
+    config = folder / "config.toml"
+    config.write_text(config.read_text().replace("rank = 2", f"rank = {rank}"))
+    with pytest.raises(CheckpointError, match="does not fit the policy"):
+        resume(folder, console=QUIET)
+
+
+def test_fewer_adapters_than_in_the_checkpoint_are_refused(recipe: Recipe, tmp_path: Path) -> None:
+    folder = train(changed(recipe, run__output_dir=str(tmp_path), lora__rank=2), console=QUIET)
+    start, _ = checkpoint.newest(folder / "checkpoints")
+    assert start is not None
+    made = build(changed(recipe, lora__rank=2, lora__target_modules=["q_proj"]))
+    try:
+        with pytest.raises(CheckpointError, match="is not trained here"):
+            restore(made, start)
+    finally:
+        made.close()
+
+
+def test_a_halved_token_budget_survives_a_resume(recipe: Recipe, tmp_path: Path) -> None:
+    made = build(recipe)
+    try:
+        made.learner.max_tokens = 64
+        recorder = RunRecorder(tmp_path, made.learner, build_trackers((), tmp_path, {}), save_every=1, keep=1)
+        recorder.save(1, 1, last=False)
+        recorder.trackers.close()
+        made.learner.max_tokens = 512
+        restore(made, checkpoint.load(tmp_path / "checkpoints" / "step_000001"))
+        assert made.learner.max_tokens == 64 and made.engine.version == 1
+    finally:
+        made.close()
+
+
+def test_a_disk_that_fills_while_tensors_are_written(tmp_path: Path) -> None:
+    """safetensors has an error of its own, which is no OSError."""
+    checkpoint.save(tmp_path, 1, {"model.w": torch.zeros(4)}, {})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+        with pytest.raises(CheckpointError, match=r"cannot write checkpoint .*intact"):
+            checkpoint.save(tmp_path, 2, {"model.w": torch.zeros(100_000)}, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]

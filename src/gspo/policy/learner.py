@@ -68,6 +68,7 @@ class Learner:
         self.options = options
         self.updates_done = 0
         self.max_tokens = options.max_tokens_per_microbatch
+        self._notes: list[str] = []  # for the next update's result
         self._dump: Callable[[dict[str, np.ndarray]], str] | None = None
         # The copy is taken before any checkpoint is loaded: the reference stays the initial policy on a resume.
         needs_copy = options.algorithm.beta > 0 and not policy.has_adapter
@@ -125,7 +126,7 @@ class Learner:
             logprobs, _ = policy(collate(rows, policy.device), temperature=self.options.temperature)
             out[_tokens_of(batch, sequences)] = logprobs.float().cpu().numpy()
 
-        self._in_microbatches(batch, indices, run)
+        self._until_it_fits(batch, indices, lambda: self._in_microbatches(batch, indices, run))
         return out
 
     # -- updating --------------------------------------------------------------------------------------------------
@@ -168,23 +169,32 @@ class Learner:
     def _accumulate(
         self, batch: TrainBatch, indices: np.ndarray
     ) -> tuple[float, list[dict[str, np.ndarray]], tuple[str, ...]]:
-        """Gradients of the whole update; when memory runs out, again with half the token budget."""
+        """Gradients of the whole update, and what was said of memory since the last one."""
         counts = np.bincount(batch.sequence_ids, minlength=batch.num_sequences)[indices]
         totals = (float(len(indices)), float(counts.sum()))
-        notes: list[str] = []
-        while True:
+        losses: list[float] = []
+        tables: list[dict[str, np.ndarray]] = []
+
+        def run(sequences: list[int]) -> None:
+            loss, table = self._backward(batch, sequences, totals)
+            losses.append(loss)
+            tables.append(table)
+
+        def attempt() -> None:
             self._zero_gradients()
-            losses: list[float] = []
-            tables: list[dict[str, np.ndarray]] = []
+            losses.clear()
+            tables.clear()
+            self._in_microbatches(batch, indices, run)
 
-            def run(sequences: list[int], losses: list[float] = losses, tables: list[Any] = tables) -> None:
-                loss, table = self._backward(batch, sequences, totals)
-                losses.append(loss)
-                tables.append(table)
+        self._until_it_fits(batch, indices, attempt)
+        notes, self._notes = tuple(self._notes), []
+        return math.fsum(losses), tables, notes
 
+    def _until_it_fits(self, batch: TrainBatch, indices: np.ndarray, attempt: Callable[[], None]) -> None:
+        """Make a pass over these sequences; when memory runs out, again from its start with half the token budget."""
+        while True:
             try:
-                self._in_microbatches(batch, indices, run)
-                return math.fsum(losses), tables, tuple(notes)
+                return attempt()
             except RuntimeError as error:
                 if not out_of_memory(error):
                     raise
@@ -195,9 +205,9 @@ class Learner:
             # Outside the handler: the traceback would keep the failed pass's tensors alive.
             if self.policy.device.type == "cuda":
                 torch.cuda.empty_cache()
-            notes.append(
+            self._notes.append(
                 f"out of memory: optim.max_tokens_per_microbatch is now {self.max_tokens} "
-                f"and the update was repeated (the gradient is the same)"
+                f"and the pass was repeated (the gradient is the same)"
             )
 
     def _backward(
@@ -293,7 +303,11 @@ class Learner:
         return out
 
     def load_state(self, tensors: Mapping[str, Tensor], *, updates_done: int) -> None:
-        """Take what ``state`` gave. Raises KeyError for a missing tensor, ValueError for a wrong shape."""
+        """Take what ``state`` gave. Raises KeyError for a missing tensor, ValueError for another one or its shape."""
+        own = {f"model.{name}" for name, _ in self.policy.trainable()}
+        unknown = sorted(name for name in tensors if name.startswith("model.") and name not in own)
+        if unknown:
+            raise ValueError(f"{unknown[0].removeprefix('model.')} is not trained here")
         for name, parameter in self.policy.trainable():
             value = tensors[f"model.{name}"]
             if value.shape != parameter.shape:

@@ -40,6 +40,7 @@ class Checkpoint:
 
 def save(root: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> Path:
     """Write checkpoint ``step`` under ``root``. Raises CheckpointError when the disk refuses."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     target = root / f"step_{step:06d}"
@@ -62,12 +63,12 @@ def save(root: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[st
         partial.rename(target)
         _fsync(root)
         shutil.rmtree(replaced, ignore_errors=True)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # safetensors wraps what the system says
         shutil.rmtree(partial, ignore_errors=True)
         free = shutil.disk_usage(root).free if root.exists() else 0
+        why = error.strerror if isinstance(error, OSError) else str(error)
         raise CheckpointError(
-            f"cannot write checkpoint {target}: {error.strerror} ({free / 1e6:.0f} MB free). "
-            f"Earlier checkpoints are intact"
+            f"cannot write checkpoint {target}: {why} ({free / 1e6:.0f} MB free). Earlier checkpoints are intact"
         ) from error
     return target
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,13 +53,13 @@ def create_run_folder(output_dir: str, name: str) -> Path:
     raise ConfigError(f"run.output_dir = {output_dir!r} holds too many runs named {name!r}")
 
 
-def require_writable(output_dir: str) -> None:
-    """Raises ConfigError where run folders cannot be made in ``output_dir``; makes nothing."""
-    existing = Path(output_dir).absolute()
+def require_writable(folder: str, *, option: str = "run.output_dir") -> None:
+    """Raises ConfigError, naming the option, where ``folder`` cannot be made or written; makes nothing."""
+    existing = Path(folder).absolute()
     while not existing.exists():
         existing = existing.parent
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(f"run.output_dir = {output_dir!r} cannot be written: look at {existing}")
+        raise ConfigError(f"{option} = {folder!r} cannot be written: look at {existing}")
 
 
 @dataclass(slots=True)
@@ -77,6 +77,7 @@ class RunRecorder:
     best: tuple[int, float] | None = None
     version: int = 0
     samples: tuple[list[Rollout], list[Rollout]] | None = None  # held-out: at the first evaluation, at the last
+    facts: Mapping[str, Any] = field(default_factory=dict)  # kept with every checkpoint: what the run was made of
     _saved: set[int] = field(default_factory=set)
 
     def step(self, step: StepResult) -> StepReport:
@@ -119,7 +120,13 @@ class RunRecorder:
     def _save(self, step: int, version: int) -> None:
         if step in self._saved:
             return
-        state = {"policy_version": version, "updates_done": self.learner.updates_done, "best": self.best}
+        state = {
+            **self.facts,
+            "policy_version": version,
+            "updates_done": self.learner.updates_done,
+            "max_tokens": self.learner.max_tokens,  # halved where memory ran out: sums keep their order on a resume
+            "best": self.best,
+        }
         root = self.folder / "checkpoints"
         checkpoint.save(root, step, self.learner.state(), state)
         self._saved.add(step)

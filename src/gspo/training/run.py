@@ -59,7 +59,9 @@ def train(
         folder = create_run_folder(recipe.run.output_dir, recipe.run.name)
         (folder / "config.toml").write_text(dump_recipe(recipe), encoding="utf-8")
         console.settings(settings_table(parts), notes=parts.notes)
-        _follow(parts, folder, console, start=None)
+        given = {"rows": rows is not None, "functions": bool(functions), "policy": policy is not None}
+        objects = [name for name, there in given.items() if there]
+        _follow(parts, folder, console, start=None, objects=objects)
     return folder
 
 
@@ -74,6 +76,8 @@ def check_early(
     if rows is None:
         require_prompts(make_task(recipe.task, recipe.run.seed, rewards=rewards), recipe)
     require_writable(recipe.run.output_dir)
+    if recipe.coldstart and recipe.model.path:
+        require_writable(recipe.model.path, option="model.path")
 
 
 def require_prompts(task: Task, recipe: Recipe) -> None:
@@ -96,12 +100,36 @@ def resume(folder: Path, *, console: RunConsole | None = None) -> Path:
     if start.step >= recipe.run.steps and (folder / "model").is_dir():
         console.note(f"{folder} has finished its {recipe.run.steps} steps; nothing to resume")
         return folder
+    if objects := start.state.get("objects"):
+        raise CheckpointError(
+            f"{folder} was given Python objects ({', '.join(objects)}), which its recipe does not hold: it cannot be "
+            "resumed from its folder; name them in a recipe (task.source, [[rewards]], model.path) to have that"
+        )
     with assembled(recipe) as parts:
-        parts.learner.load_state(start.tensors(), updates_done=start.state["updates_done"])
-        parts.engine.load_weights(parts.learner.weights(engine_dtype(recipe)), version=start.state["policy_version"])
+        if start.state.get("task", parts.task.fingerprint) != parts.task.fingerprint:
+            raise CheckpointError(
+                f"{folder}: the prompts of task {parts.task.name!r} are no longer those that the run started with, so "
+                "its steps would take others; restore the data, or start a new run"
+            )
+        restore(parts, start)
         console.note(f"resuming {folder} at step {start.step} of {recipe.run.steps}")
         _follow(parts, folder, console, start=start)
     return folder
+
+
+def restore(parts: Components, start: checkpoint.Checkpoint) -> None:
+    """Put a checkpoint's weights and optimizer in. Raises CheckpointError where the recipe builds another model."""
+    learner = parts.learner
+    try:
+        learner.load_state(start.tensors(), updates_done=start.state["updates_done"])
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(
+            f"{start.folder} does not fit the policy that the recipe builds ({error.args[0]}); "
+            "undo what was changed in [model], [lora] or at model.path"
+        ) from error
+    learner.max_tokens = min(learner.max_tokens, start.state.get("max_tokens", learner.max_tokens))
+    weights = learner.weights(engine_dtype(parts.recipe))
+    parts.engine.load_weights(weights, version=start.state["policy_version"])
 
 
 def read_run_recipe(folder: Path) -> Recipe:
@@ -121,9 +149,7 @@ def evaluate_recipe(recipe: Recipe, *, checkpoint_of: Path | None = None) -> Eva
         if checkpoint_of is not None:
             start = _best_or_newest(checkpoint_of)
             if start is not None:
-                parts.learner.load_state(start.tensors(), updates_done=start.state["updates_done"])
-                weights = parts.learner.weights(engine_dtype(recipe))
-                parts.engine.load_weights(weights, version=start.state["policy_version"])
+                restore(parts, start)
         if parts.eval_task is None:
             raise ConfigError("nothing to evaluate: the recipe has no [eval.task], or eval.every is 0")
         return run_evaluation(make_run(parts, recorder=None))
@@ -165,7 +191,14 @@ def make_run(parts: Components, *, recorder: Any, first_step: int = 0) -> Run:
     )
 
 
-def _follow(parts: Components, folder: Path, console: RunConsole, *, start: checkpoint.Checkpoint | None) -> None:
+def _follow(
+    parts: Components,
+    folder: Path,
+    console: RunConsole,
+    *,
+    start: checkpoint.Checkpoint | None,
+    objects: Sequence[str] = (),
+) -> None:
     """Run the loop to its end in ``folder``; write the model and the curves."""
     recipe = parts.recipe
     first_step = start.step if start else 0
@@ -182,6 +215,7 @@ def _follow(parts: Components, folder: Path, console: RunConsole, *, start: chec
         on_report=console.report,
         best=tuple(best) if best else None,
         version=first_step,
+        facts={"task": parts.task.fingerprint, "objects": list(objects)},
     )
     parts.learner.dump_with(recorder.dump)
     algorithm = parts.learner.options.algorithm
