@@ -111,6 +111,28 @@ def test_activation_checkpointing_changes_no_gradient(root: Path) -> None:
     assert found[0].norm() > 0 and torch.allclose(found[0], found[1], atol=1e-7)
 
 
+def test_scoring_that_runs_out_of_memory_is_repeated_in_smaller_parts(
+    parts: Components, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = scripted(parts, lambda request, version: Reply([5, 6, 7, 8][: 1 + request.seed % 4]))
+    rollouts = [r for group in groups_of(run) for r in group.rollouts]
+    plain = parts.learner.score(rollouts)
+    forward = Policy.forward
+
+    def small_memory(self, batch, **options):  # type: ignore[no-untyped-def]
+        if len(batch.token_ids) > 3:
+            raise torch.OutOfMemoryError("no memory for this many rows")
+        return forward(self, batch, **options)
+
+    monkeypatch.setattr(Policy, "forward", small_memory)
+    again = parts.learner.score(rollouts)
+    assert again.proximal_logprobs is not None and plain.proximal_logprobs is not None
+    assert np.allclose(again.proximal_logprobs, plain.proximal_logprobs, atol=1e-6)
+    result = parts.learner.update(again, np.arange(8))
+    assert any("out of memory" in note for note in result.notes)
+    assert parts.learner.update(again, np.arange(8)).notes == ()
+
+
 def test_p05_padding_moves_no_completion(parts: Components) -> None:
     """Absolute positions: a row alone, and beside a longer one that has it padded."""
     policy = Policy(build_model("gpt2"), None)

@@ -339,6 +339,16 @@ def test_options_of_a_cold_start_that_nobody_reads(root: Path, section: dict[str
         train(tiny_recipe(root, coldstart=section), console=QUIET)
 
 
+@pytest.mark.parametrize("option", ["run.output_dir", "model.path"])
+def test_a_folder_that_cannot_be_made_is_named_before_a_cold_start(root: Path, tmp_path: Path, option: str) -> None:
+    (tmp_path / "file").write_text("x")
+    cold = {"model.path": str(tmp_path / "model"), option: str(tmp_path / "file" / "below")}
+    recipe = gspo.load_recipe(tiny_recipe(root, coldstart={"steps": 1}), cold)
+    with pytest.raises(ConfigError, match=rf"{option} = .*cannot be written.*file"):
+        train(recipe, console=QUIET)
+    assert not (tmp_path / "model").exists()
+
+
 def test_messages_without_a_chat_template(root: Path, tmp_path: Path) -> None:
     turns = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1="}]
     rows = [{"messages": turns, "answer": str(n)} for n in range(4)]

@@ -11,7 +11,6 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +21,9 @@ from gspo.errors import NumericsError
 from gspo.policy.model import Policy, require_no_noise, require_trainable
 from gspo.policy.packing import collate, plan_microbatches
 from gspo.types import FloatArray, Grading, Rollout, TokenRow, TrainBatch
+
+MISMATCH = ("mismatch_sum", "mismatch_abs_sum", "mismatch_sq_sum")
+"""Sums of log proximal/sampled: 0 by construction, not by agreement, where the proximal log-probs are the engine's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +227,10 @@ class Learner:
         local = inputs.sequence_ids
         table = {key: value.float().cpu().numpy() for key, value in output.per_sequence.items()}
         table["sequence"] = np.asarray(sequences)
-        table["mismatch_max"] = _mismatch_max(inputs)
+        if self.options.algorithm.proximal_logprobs == "engine":
+            table = {key: value for key, value in table.items() if key not in MISMATCH}
+        else:
+            table["mismatch_max"] = _mismatch_max(inputs)
         table["entropy_sum"] = _segment_sum(entropy, local, len(sequences))
         table["advantage"] = _segment_sum(inputs.advantages, local, len(sequences)) / np.maximum(table["tokens"], 1)
         return float(output.loss.detach()), table
