@@ -362,3 +362,33 @@ def test_s12_notes_reach_the_terminal(root: Path, tmp_path: Path, capsys: pytest
     train(recipe)
     said = " ".join(capsys.readouterr().out.split())
     assert "clips nothing" in said and "the clip is inactive" in said
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"optim.schedule": "cosine", "optim.warmup_updates": 3, "optim.minibatches": "rollouts"},
+        {"lora.rank": 2, "algorithm.beta": 0.1, "rollout.engine_dtype": "bfloat16"},
+        {"algorithm.beta": 0.1, "rollout.mask_truncated_completions": True, "eval.every": 1},
+    ],
+)
+def test_s02_six_steps_are_three_and_three(root: Path, tmp_path: Path, overrides: dict[str, Any]) -> None:
+    """Weights, optimizer, learning rate, data order, rollouts and metrics are the same bytes."""
+    held_out = {"eval.task": {"split": "test", "size": 3}, "rewards": [{"function": "case_helpers:count_digits"}]}
+    plain = tiny_recipe(root, run__steps=6, run__save_every=3, optim__updates_per_step=2, run__keep_checkpoints=9)
+    found = []
+    for name in ("whole", "halves"):
+        out = {"run.output_dir": str(tmp_path / name)}
+        found.append(train(gspo.load_recipe(plain, {**held_out, **overrides, **out}), console=QUIET))
+    whole, halves = found
+    lose(halves / "model", halves / "checkpoints" / "step_000006")
+    for step in (3, 4, 5):
+        (halves / "rollouts" / f"step_{step:06d}.jsonl").unlink()
+    resume(halves, console=QUIET)
+    names = sorted(
+        str(p.relative_to(whole)) for p in whole.rglob("*") if p.is_file() and p.parent.name != "tensorboard"
+    )
+    compared = [n for n in names if n.startswith(("metrics", "rollouts", "model", "checkpoints"))]
+    assert len(compared) > 10
+    different = [n for n in compared if (whole / n).read_bytes() != (halves / n).read_bytes()]
+    assert different == []
