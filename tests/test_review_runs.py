@@ -20,6 +20,7 @@ from gspo.training import checkpoint
 from gspo.training.build import build, load_options
 from gspo.training.coldstart import coldstart
 from gspo.training.console import RunConsole
+from gspo.training.preflight import check_recipe
 from gspo.training.record import RunRecorder
 from gspo.training.run import restore, resume, train
 from gspo.types import Rollout
@@ -148,3 +149,20 @@ def test_a_disk_that_fills_while_tensors_are_written(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)
     assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
+
+
+def test_direct_mode_reports_no_mismatch_of_its_own_making(recipe: Recipe, tmp_path: Path) -> None:
+    """The ratio starts from the engine's log-probs: their distance from themselves says nothing."""
+    direct = changed(recipe, run__output_dir=str(tmp_path), run__steps=1, algorithm__proximal_logprobs="engine")
+    direct = changed(direct, rollout__engine_dtype="bfloat16")
+    folder = train(direct, console=QUIET)
+    metrics = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])["metrics"]
+    assert not [name for name in metrics if name.startswith(("sampling/sampling_logp_difference", "sampling/offset"))]
+    assert metrics["ratio/noise_floor"] > 1e-5, "a bfloat16 engine disagrees"
+    assert metrics["sampling/missing_ratio"] == 0.0
+
+
+@pytest.mark.parametrize("mode", ["recompute", "engine"])
+def test_the_check_of_a_recipe_measures_the_mismatch_in_every_mode(recipe: Recipe, mode: str) -> None:
+    wanted = changed(recipe, algorithm__proximal_logprobs=mode, rollout__engine_dtype="bfloat16")
+    assert 1e-5 < check_recipe(wanted).mismatch_max < 0.5

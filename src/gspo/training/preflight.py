@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gspo.config import Recipe
 from gspo.errors import ConfigError
+from gspo.policy.learner import Learner
 from gspo.recipe import check_sizes
 from gspo.training.build import Components, build, learner_options, sampling_plan
 from gspo.training.loop import with_advantages
 from gspo.training.resolve import load_estimator, refuse_unread
-from gspo.types import Group
+from gspo.types import Group, Rollout
 
 
 def settings_table(parts: Components) -> list[tuple[str, str, str]]:
@@ -149,14 +151,22 @@ def check_recipe(recipe: Recipe) -> RecipeCheck:
         if not batch.valid.any():
             first = rollouts[0]
             raise ConfigError(f"no rollout of the group can be learned from: {first.grading}: {first.grading_error}")
-        mismatch = (
-            batch.proximal_logprobs - batch.sampled_logprobs if batch.proximal_logprobs is not None else np.zeros(1)
-        )
+        mismatch_max = _mismatch_max(parts.learner, rollouts)
         batch = with_advantages(batch, rollouts, load_estimator(parts.learner.options.algorithm.advantage))
         if not batch.advantages.any():
             batch.advantages[:] = np.where(batch.sequence_ids % 2 == 0, 1.0, -1.0)
         result = parts.learner.update(batch, np.arange(len(rollouts)))
-        biggest = float(np.nanmax(np.abs(mismatch))) if mismatch.size else 0.0
-        return RecipeCheck(settings_table(parts), group, result.loss, result.grad_norm, biggest, parts.notes)
+        return RecipeCheck(settings_table(parts), group, result.loss, result.grad_norm, mismatch_max, parts.notes)
     finally:
         parts.close()
+
+
+def _mismatch_max(learner: Learner, rollouts: Sequence[Rollout]) -> float:
+    """Largest |log-prob of the learner - of the engine|, whichever of the two the recipe's ratio starts from."""
+    options = learner.options
+    recompute = replace(options.algorithm, proximal_logprobs="recompute", beta=0.0)
+    learner.options = replace(options, algorithm=recompute)
+    batch = learner.score(rollouts)
+    learner.options = options
+    assert batch.proximal_logprobs is not None
+    return float(np.nanmax(np.abs(batch.proximal_logprobs - batch.sampled_logprobs)))

@@ -328,6 +328,7 @@ def _notes(algorithm: Algorithm, updates_per_step: int) -> list[str]:
     if algorithm.proximal_logprobs == "engine" and sequence_ratio:
         notes.append(
             "the ratio is taken against the engine's log-probs: the clip sees the mismatch of engine and learner as "
-            "well, and a mean of 5e-4 nats per token is beyond the paper's range; watch mismatch and clipped_low."
+            "well, and a mean of 5e-4 nats per token is beyond the paper's range; watch ratio/noise_floor (the "
+            "mismatch, in update 0) and clip_ratio/low_mean."
         )
     return notes
