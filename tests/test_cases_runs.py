@@ -258,6 +258,12 @@ def test_gspo_eval_of_a_run_takes_its_best_checkpoint(
     assert evaluate_recipe(recipe, checkpoint_of=folder).metrics["eval/accuracy"] == max(accuracies)
 
 
+def test_gspo_eval_before_the_cold_start_says_what_makes_it(root: Path, tmp_path: Path) -> None:
+    recipe = gspo.load_recipe(tiny_recipe(root, coldstart={"steps": 1}), {"model.path": str(tmp_path / "model")})
+    with pytest.raises(ConfigError, match="gspo coldstart"):
+        evaluate_recipe(recipe)
+
+
 # --- what is refused before step 0, as the command line says it ------------------------------------------
 
 

@@ -145,6 +145,9 @@ def evaluate_recipe(recipe: Recipe, *, checkpoint_of: Path | None = None) -> Eva
     Where no evaluation of the run was better than step 0's, the best are the weights it started from. Raises
     ConfigError without a held-out task, CheckpointError where no checkpoint verifies.
     """
+    path = recipe.model.path
+    if checkpoint_of is None and recipe.coldstart and not Path(path).exists():
+        raise ConfigError(f"the recipe's cold start has not been made yet ({path!r}): `gspo coldstart RECIPE` makes it")
     with assembled(recipe) as parts:
         if checkpoint_of is not None:
             start = _best_or_newest(checkpoint_of)
