@@ -13,9 +13,10 @@ import torch
 
 import gspo
 from gspo.config import Recipe
-from gspo.errors import CheckpointError
+from gspo.errors import CheckpointError, ConfigError
 from gspo.observe.trackers import build_trackers
 from gspo.policy.model import load_policy
+from gspo.studies.calibrate import calibrate
 from gspo.training import checkpoint
 from gspo.training.build import build, load_options
 from gspo.training.coldstart import coldstart
@@ -166,3 +167,16 @@ def test_direct_mode_reports_no_mismatch_of_its_own_making(recipe: Recipe, tmp_p
 def test_the_check_of_a_recipe_measures_the_mismatch_in_every_mode(recipe: Recipe, mode: str) -> None:
     wanted = changed(recipe, algorithm__proximal_logprobs=mode, rollout__engine_dtype="bfloat16")
     assert 1e-5 < check_recipe(wanted).mismatch_max < 0.5
+
+
+def test_calibrating_a_range_that_is_not_of_log_s_is_refused_before_a_cold_start(recipe: Recipe) -> None:
+    nowhere = changed(recipe, model__path="/proc/nowhere")  # a cold start would fail there
+    with pytest.raises(ConfigError, match="gmpo does not clip the sequence ratio"):
+        calibrate(changed(nowhere, algorithm__name="gmpo"))
+    with pytest.raises(ConfigError, match="clips single tokens"):
+        calibrate(changed(nowhere, algorithm__name="grpo"))
+
+
+def test_calibrating_without_a_graded_rollout_says_why(recipe: Recipe) -> None:
+    with pytest.raises(ConfigError, match=r"no rollout of batch 1 can be learned from.*failed: .*"):
+        calibrate(changed(recipe, rewards=[{"function": "operator:index"}]))

@@ -66,12 +66,13 @@ def calibrate(
 ) -> Calibration:
     """Propose a clip range for the recipe. Nothing is written but a missing cold start's folder.
 
-    Raises ConfigError for an algorithm without a sequence ratio, one update per step, or an impossible fraction.
+    Raises ConfigError for an algorithm that does not clip a sequence ratio, one update per step, or an impossible
+    fraction.
     """
     updates = recipe.optim.updates_per_step
     _refuse(recipe, clip_fraction)
     check_sizes(recipe)
-    learner_options(recipe)
+    _require_sequence_clip(learner_options(recipe)[0].algorithm)
     if recipe.coldstart:
         folder = coldstart(recipe)
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": str(folder)})})
@@ -79,12 +80,8 @@ def calibrate(
     recipe = recipe.model_copy(update={"optim": optim})
     parts = build(recipe)
     try:
-        algorithm = parts.learner.options.algorithm
-        if algorithm.importance_sampling_level == "token":
-            raise ConfigError(
-                f'{algorithm.name} clips single tokens; calibrate a sequence-level algorithm such as "gspo"'
-            )
-        parts.learner.options = replace(parts.learner.options, algorithm=unclipped(algorithm))
+        options = parts.learner.options
+        parts.learner.options = replace(options, algorithm=unclipped(options.algorithm))
         run = make_run(parts, recorder=None)
         discarded: list[float] = []
         for step in range(max_discarded):
@@ -113,6 +110,12 @@ def unclipped_step(run: Run, step: int) -> Spread:
     results = [run.learner.update(batch, indices) for indices in split_updates(run, groups, step)]
     run.engine.load_weights(run.learner.weights(run.engine_dtype), version=step + 1)
     tables = [(k, result.sequences) for k, result in enumerate(results) if not result.skipped]
+    if not tables:
+        first = rollouts[0]
+        raise ConfigError(
+            f"no rollout of batch {step + 1} can be learned from, so there is no spread to measure; the first: "
+            f"{first.grading}{f': {first.grading_error}' if first.grading_error else ''}, {first.finish_reason}"
+        )
     return Spread(
         update=np.concatenate([np.full(len(t["tokens"]), k) for k, t in tables]),
         log_s=np.concatenate([t["log_ratio_sum"] / np.maximum(t["tokens"], 1) for _, t in tables]),
@@ -176,4 +179,15 @@ def _refuse(recipe: Recipe, clip_fraction: float) -> None:
     if recipe.optim.updates_per_step < 2:
         raise ConfigError(
             "optim.updates_per_step = 1: every ratio is 1 and nothing is ever clipped; nothing to calibrate"
+        )
+
+
+def _require_sequence_clip(algorithm: Algorithm) -> None:
+    """Only a hard clip of a sequence ratio has its range in log s; GMPO's is in a token's log-ratio."""
+    if algorithm.importance_sampling_level == "token":
+        raise ConfigError(f'{algorithm.name} clips single tokens; calibrate a sequence-level algorithm such as "gspo"')
+    if algorithm.rule != "clip":
+        raise ConfigError(
+            f"{algorithm.name} does not clip the sequence ratio, so log s says nothing about its range; "
+            'calibrate "gspo", "gspo_token" or "luspo"'
         )
