@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -208,3 +209,15 @@ def test_recipes_lists_and_prints(capsys):
     assert "[rollout]" in capsys.readouterr().out
     assert main(["recipes", "nope"]) == 2
     assert "quickstart" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "given, wanted",
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "5"}, "5"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)],
+    ids=["default", "count", "policy"],
+)
+def test_waiting_threads_sleep_unless_told_otherwise(given, wanted):
+    code = "import os; from gspo.cli.main import main; main(['recipes']); print(os.environ.get('GOMP_SPINCOUNT'))"
+    kept = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**kept, **given})
+    assert done.stdout.splitlines()[-1] == str(wanted)

@@ -64,6 +64,10 @@ def _dispatch(words: list[str]) -> int:
         return 0
     name, rest = _command_name(words)
     command = COMMANDS[name]
+    if "OMP_WAIT_POLICY" not in os.environ:
+        # Read when torch is loaded. OpenMP's threads wait by spinning: beside another program on the same cores a
+        # small model's step takes ten times as long. These sleep after some microseconds.
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # "my_rewards:score" in a recipe means a file beside the user
     module = importlib.import_module(f"gspo.cli.{command.module}")
