@@ -302,7 +302,7 @@ def test_rows_with_unusable_answers_are_listed_with_their_lines(
         (["--algorithm.betta", "0.1"], ["betta", "beta"]),  # S13
         (["--algorithm.tau_positive", "1.0"], ["tau_positive is not read", "sapo"]),
         (["--lora.alpha", "8"], ["lora.alpha", "lora.rank"]),
-        (["--eval.num_samples", "4"], ["eval.num_samples = 4", "eval.temperature"]),
+        (["--eval.num_samples", "4", "--eval.task.split", "test"], ["eval.num_samples = 4", "eval.temperature"]),
         (["--rollout.prompts_per_step", "9"], ["prompts_per_step = 9", "1 to 8"]),
         (["--task.max_prompt_length", "1"], ["max_prompt_length", "longest has"]),
         (["--per_device_train_batch_size", "8"], ["per_device_train_batch_size", "prompts_per_step"]),

@@ -20,6 +20,7 @@ from gspo.recipe import check_sizes
 from gspo.training.build import build, learner_options
 from gspo.training.coldstart import coldstart
 from gspo.training.loop import Run, split_updates, with_advantages
+from gspo.training.resolve import refuse_unread
 from gspo.training.run import make_run
 
 UNCLIPPED = 1e6
@@ -72,6 +73,7 @@ def calibrate(
     updates = recipe.optim.updates_per_step
     _refuse(recipe, clip_fraction)
     check_sizes(recipe)
+    refuse_unread(recipe)
     _require_sequence_clip(learner_options(recipe)[0].algorithm)
     if recipe.coldstart:
         folder = coldstart(recipe)
