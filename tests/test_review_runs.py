@@ -23,6 +23,7 @@ from gspo.training.coldstart import coldstart
 from gspo.training.console import RunConsole
 from gspo.training.preflight import check_recipe
 from gspo.training.record import RunRecorder
+from gspo.training.resolve import notes_on_learning, refuse_unread
 from gspo.training.run import restore, resume, train
 from gspo.types import Rollout
 
@@ -180,3 +181,26 @@ def test_calibrating_a_range_that_is_not_of_log_s_is_refused_before_a_cold_start
 def test_calibrating_without_a_graded_rollout_says_why(recipe: Recipe) -> None:
     with pytest.raises(ConfigError, match=r"no rollout of batch 1 can be learned from.*failed: .*"):
         calibrate(changed(recipe, rewards=[{"function": "operator:index"}]))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ({"eval.temperature": 0.6}, r"eval\.temperature = 0\.6 is not read: there is no held-out task"),
+        ({"eval.reward": "exact"}, r"eval\.reward = 'exact' is not read"),
+        ({"grading.timeout_s": 3.0}, r"grading\.timeout_s = 3\.0 is not read: in_process"),
+    ],
+)
+def test_options_that_nobody_reads(recipe: Recipe, overrides: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        refuse_unread(gspo.load_recipe(recipe, overrides))
+    refuse_unread(gspo.load_recipe(recipe, {**overrides, "eval.task": {"size": 4}, "grading.in_process": False}))
+
+
+def test_what_keeps_the_weights_from_moving_is_noted(recipe: Recipe) -> None:
+    assert notes_on_learning(changed(recipe, optim__warmup_updates=4)) == ()  # 2 steps of 2 updates
+    (note,) = notes_on_learning(changed(recipe, optim__warmup_updates=16))
+    assert "the run's 4 updates" in note and "ends at 0.00025" in note
+    (note,) = notes_on_learning(changed(recipe, model__dtype="bfloat16"))
+    assert "lost in the rounding" in note
+    assert notes_on_learning(changed(recipe, model__dtype="bfloat16", lora__rank=2)) == ()

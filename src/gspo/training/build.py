@@ -19,7 +19,7 @@ from gspo.rollouts import Collector, SamplingPlan
 from gspo.seeding import seed
 from gspo.tasks import Task, TaskOptions, load_task, shared_prompts
 from gspo.tasks.encoding import encode_prompt, encode_task
-from gspo.training.resolve import resolve_algorithm
+from gspo.training.resolve import notes_on_learning, resolve_algorithm
 from gspo.types import IntArray, Prompt, Sampling
 
 NEEDS_ANSWER = ("math", "exact")  # built-in rewards that compare with the row's reference answer
@@ -283,7 +283,7 @@ def build(
         if held_out is not None:
             eval_config = inherit(recipe.eval.task, recipe.task)
             held_out = fit_task(held_out, eval_config, policy, recipe.eval.max_completion_length or length)
-        notes = (*notes, *task_notes(task, held_out), *leaks)
+        notes = (*notes, *notes_on_learning(recipe), *task_notes(task, held_out), *leaks)
         learner = Learner(policy, options)
         engine = make_engine(recipe, policy)
         grader.wait_ready()  # a reward that cannot be imported is an error before step 0

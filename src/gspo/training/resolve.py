@@ -97,11 +97,33 @@ def refuse_unread(recipe: Recipe) -> None:
     elif cold is not None and cold.architecture == "qwen3":
         experts = ("num_experts", "num_experts_per_tok")
         _require_defaults(cold, experts, "coldstart", 'coldstart.architecture is "qwen3"; "qwen3_moe" has experts')
+    if recipe.grading.in_process:
+        _require_defaults(recipe.grading, ("timeout_s",), "grading", "in_process = true keeps no deadline; remove one")
     if evaluation.temperature == 0 and evaluation.num_samples > 1:
         raise ConfigError(
             f"eval.num_samples = {evaluation.num_samples} with eval.temperature = 0: greedy completions of an item are "
             "all the same; set eval.temperature (0.6 for example), or num_samples = 1"
         )
+    if evaluation.task is None:
+        held_out = ("num_samples", "temperature", "max_completion_length", "reward")
+        _require_defaults(evaluation, held_out, "eval", "there is no held-out task; add [eval.task]")
+
+
+def notes_on_learning(recipe: Recipe) -> tuple[str, ...]:
+    """What is legal and yet keeps the weights from moving as the recipe seems to ask."""
+    optim, notes = recipe.optim, []
+    updates = recipe.run.steps * optim.updates_per_step
+    if optim.warmup_updates > updates:
+        notes.append(
+            f"optim.warmup_updates = {optim.warmup_updates} is longer than the run's {updates} updates: the learning "
+            f"rate ends at {optim.learning_rate * updates / optim.warmup_updates:.2g}, below optim.learning_rate."
+        )
+    if recipe.model.dtype == "bfloat16" and recipe.lora.rank == 0:
+        notes.append(
+            f'model.dtype = "bfloat16" trains bfloat16 weights: a step of {optim.learning_rate:g} is lost in the '
+            'rounding of most of them (8 bits); use "float32" with model.autocast = "bfloat16", or lora.rank.'
+        )
+    return tuple(notes)
 
 
 def _require_defaults(section: Section, names: Sequence[str], where: str, why: str) -> None:
