@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import resource
 import shutil
@@ -13,7 +14,7 @@ import torch
 
 import gspo
 from gspo.config import Recipe
-from gspo.errors import CheckpointError, ConfigError
+from gspo.errors import CheckpointError, ConfigError, ModelError
 from gspo.observe.trackers import build_trackers
 from gspo.policy.model import load_policy
 from gspo.studies.calibrate import calibrate
@@ -23,7 +24,7 @@ from gspo.training.coldstart import coldstart
 from gspo.training.console import RunConsole
 from gspo.training.preflight import check_recipe
 from gspo.training.record import RunRecorder
-from gspo.training.resolve import notes_on_learning, refuse_unread
+from gspo.training.resolve import load_estimator, notes_on_learning, refuse_unread
 from gspo.training.run import restore, resume, train
 from gspo.types import Rollout
 
@@ -204,3 +205,29 @@ def test_what_keeps_the_weights_from_moving_is_noted(recipe: Recipe) -> None:
     (note,) = notes_on_learning(changed(recipe, model__dtype="bfloat16"))
     assert "lost in the rounding" in note
     assert notes_on_learning(changed(recipe, model__dtype="bfloat16", lora__rank=2)) == ()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ({"optim.betas": [0.9, 1.5]}, "below 1"),
+        ({"optim.betas": [-0.1, 0.9]}, "at least 0"),
+        ({"rollout.stop": ["\n", ""]}, "empty string"),
+    ],
+)
+def test_numbers_and_texts_that_cannot_be_meant(recipe: Recipe, overrides: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        gspo.load_recipe(recipe, overrides)
+
+
+def test_an_estimator_that_takes_other_arguments_is_refused_before_a_cold_start(recipe: Recipe) -> None:
+    with pytest.raises(ConfigError, match=r"f\(rewards, group_ids, valid, lengths, token_rewards\)"):
+        train(changed(recipe, model__path="/proc/nowhere", algorithm__advantage="os:getcwd"), console=QUIET)
+    assert callable(load_estimator("gspo.algorithms.advantages:reinforce_pp_advantages"))
+
+
+def test_attention_kernels_that_are_not_installed(recipe: Recipe) -> None:
+    if importlib.util.find_spec("flash_attn") is not None:
+        pytest.skip("they are installed")
+    with pytest.raises(ModelError, match=r"model\.attn_implementation"):
+        load_policy(load_options(changed(recipe, model__attn_implementation="flash_attention_2")))

@@ -291,8 +291,15 @@ def _no_json(value: Any) -> Any:
 
 
 def check_sizes(recipe: Recipe) -> None:
-    """Refuse a group of one and updates that do not divide the step; nearest valid values are named."""
+    """Refuse a group of one, updates that do not divide the step, and numbers that no type rules out.
+
+    Raises ConfigError, with the nearest valid values.
+    """
     rollout, optim = recipe.rollout, recipe.optim
+    if not all(0.0 <= beta < 1.0 for beta in optim.betas):
+        raise ConfigError(f"optim.betas = {list(optim.betas)}: each is at least 0 and below 1; [0.9, 0.99] is usual")
+    if "" in rollout.stop:
+        raise ConfigError("rollout.stop holds an empty string, which would end every completion at once; remove it")
     generations, prompts, updates = rollout.num_generations, rollout.prompts_per_step, optim.updates_per_step
     if generations < 2:
         raise ConfigError(

@@ -291,6 +291,8 @@ def _load_model(folder: str, options: LoadOptions) -> Any:
                 use_safetensors=True,
                 **source,
             )
+    except ImportError as error:  # kernels, or a package that a model's own code wants
+        raise ModelError(f'cannot load {folder}: {error}. Or set model.attn_implementation = "sdpa"') from error
     except (OSError, ValueError) as error:
         raise ModelError(
             f"cannot load {folder}: {error}. Only safetensors weights are read (.bin and .pt files can run code when "

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Collection, Sequence
+import inspect
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -150,7 +151,25 @@ def load_estimator(name: str) -> str | AdvantageEstimator:
     estimator = vars(module)[attribute]
     if not callable(estimator):
         raise ConfigError(f'algorithm.advantage = "{name}" is not a function')
+    if not _takes_rewards(estimator):
+        raise ConfigError(
+            f'algorithm.advantage = "{name}" takes other arguments: it is called as '
+            "f(rewards, group_ids, valid, lengths, token_rewards)"
+        )
     return cast(AdvantageEstimator, estimator)
+
+
+def _takes_rewards(estimator: Callable[..., Any]) -> bool:
+    """Whether a call with five positional arguments can be right; True where a function does not say."""
+    try:
+        signature = inspect.signature(estimator)
+    except ValueError:
+        return True
+    try:
+        signature.bind(*range(5))
+    except TypeError:
+        return False
+    return True
 
 
 def require_sequence_advantages(advantages: Tensor, sequence_ids: Tensor, algorithm: Algorithm) -> None:

@@ -71,7 +71,7 @@ def check_early(
     """What can be wrong without a model, before a cold start spends minutes: sizes, algorithm, rewards, task, disk."""
     check_sizes(recipe)
     refuse_unread(recipe)
-    learner_options(recipe)
+    load_estimator(learner_options(recipe)[0].algorithm.advantage)
     rewards = reward_specs(recipe, functions)
     if rows is None:
         require_prompts(make_task(recipe.task, recipe.run.seed, rewards=rewards), recipe)
