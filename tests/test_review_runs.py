@@ -22,7 +22,7 @@ from gspo.training import checkpoint
 from gspo.training.build import build, load_options
 from gspo.training.coldstart import coldstart
 from gspo.training.console import RunConsole
-from gspo.training.preflight import check_recipe
+from gspo.training.preflight import check_recipe, memory_estimate
 from gspo.training.record import RunRecorder
 from gspo.training.resolve import load_estimator, notes_on_learning, refuse_unread
 from gspo.training.run import restore, resume, train
@@ -231,3 +231,22 @@ def test_attention_kernels_that_are_not_installed(recipe: Recipe) -> None:
         pytest.skip("they are installed")
     with pytest.raises(ModelError, match=r"model\.attn_implementation"):
         load_policy(load_options(changed(recipe, model__attn_implementation="flash_attention_2")))
+
+
+def test_adapters_are_not_forgotten_where_the_policy_is_an_object(recipe: Recipe, tmp_path: Path) -> None:
+    wanted = changed(recipe, lora__rank=2, run__output_dir=str(tmp_path))
+    with pytest.raises(ConfigError, match=r"lora\.rank = 2 is not read"):
+        train(wanted, policy=load_policy(load_options(recipe)), console=QUIET)
+    assert not list(tmp_path.iterdir())
+    folder = train(changed(wanted, run__steps=1), policy=load_policy(load_options(wanted)), console=QUIET)
+    assert (folder / "model" / "adapter_config.json").is_file()
+
+
+def test_the_memory_estimate_counts_the_engines_copy(recipe: Recipe) -> None:
+    for dtype, share in (("auto", 0.0), ("bfloat16", 0.5)):
+        made = build(changed(recipe, rollout__engine_dtype=dtype))
+        try:
+            estimate = memory_estimate(made)
+            assert estimate.get("engine's copy", 0.0) == pytest.approx(share * estimate["weights"])
+        finally:
+            made.close()

@@ -11,7 +11,7 @@ from gspo.config import Recipe
 from gspo.errors import ConfigError
 from gspo.policy.learner import Learner
 from gspo.recipe import check_sizes
-from gspo.training.build import Components, build, learner_options, sampling_plan
+from gspo.training.build import Components, build, engine_dtype, learner_options, sampling_plan
 from gspo.training.loop import with_advantages
 from gspo.training.resolve import load_estimator, refuse_unread
 from gspo.types import Group, Rollout
@@ -107,8 +107,11 @@ def memory_estimate(parts: Components) -> dict[str, float]:
     tokens = parts.recipe.optim.max_tokens_per_microbatch
     per_layer = tokens * config.hidden_size * (width if parts.recipe.model.gradient_checkpointing else 17 * width)
     copies = (1 if parts.learner.reference is not None else 0) * weights
+    sampling = engine_dtype(parts.recipe)
+    everything = sum(p.numel() for p in parts.policy.model.parameters())
     return {
         "weights": (weights + copies) / 1e9,
+        **({} if sampling is None else {"engine's copy": everything * sampling.itemsize / 1e9}),
         "gradients": trained * 4 / 1e9,
         "optimizer": trained * 8 / 1e9,
         "activations": per_layer * config.num_hidden_layers / 1e9,

@@ -48,6 +48,11 @@ def train(
     ``policy`` take the place of what the recipe names. Raises GspoError before step 0 for what is wrong with the
     recipe, the task, the model or the folder, and as ``loop`` afterwards.
     """
+    if policy is not None and recipe.lora.rank and not policy.has_adapter:
+        raise ConfigError(
+            f"lora.rank = {recipe.lora.rank} is not read where the policy is an object, and this one has no adapter: "
+            "all its weights would be trained; wrap its model with peft, or give a path for the model"
+        )
     check_early(recipe, rows=rows, functions=functions)
     console = console or RunConsole()
     if recipe.coldstart and policy is None:
