@@ -156,7 +156,7 @@ class RolloutConfig(Section):
     engine: str = "local"
     """Who samples."""
     engine_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of the engine's weights; auto shares the learner's."""
+    """Precision of the engine's weights; auto shares the learner's, or is bfloat16 where its forward pass is."""
     mask_truncated_completions: bool = False
     """Leave completions cut by a length limit out of the update (they still count in their group's mean)."""
 
@@ -211,7 +211,7 @@ class OptimConfig(Section):
     learning_rate: PositiveFloat = 1e-6
     """Peak learning rate of AdamW."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course after the warm-up, to 0 at the last update."""
+    """Course after the warm-up, towards 0 at the end of the run."""
     warmup_updates: NonNegativeInt = 0
     """Updates of linear warm-up."""
     weight_decay: NonNegativeFloat = 0.0

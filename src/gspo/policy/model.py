@@ -196,7 +196,7 @@ def load_policy(options: LoadOptions) -> Policy:
     model = _load_model(folder, options).to(device)
     if options.lora_rank:
         model = _add_lora(model, options)
-    policy = Policy(model, load_tokenizer(folder, options), autocast=_use_autocast(options.autocast, device))
+    policy = Policy(model, load_tokenizer(folder, options), autocast=uses_autocast(options.autocast, device))
     require_trainable(policy)
     if options.gradient_checkpointing:
         _checkpoint_activations(policy.hf)
@@ -386,7 +386,8 @@ def _convert_gguf(folder: Path, name: str) -> Path:
     return target
 
 
-def _use_autocast(setting: str, device: torch.device) -> bool:
+def uses_autocast(setting: str, device: torch.device) -> bool:
+    """Whether the forward pass runs under bfloat16 autocast: ``auto`` does on cuda."""
     return setting == "bfloat16" or (setting == "auto" and device.type == "cuda")
 
 

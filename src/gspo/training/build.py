@@ -13,7 +13,7 @@ from gspo.engines.base import Engine
 from gspo.engines.local import LocalEngine
 from gspo.errors import ConfigError
 from gspo.policy.learner import Learner, LearnerOptions
-from gspo.policy.model import LoadOptions, Policy, load_policy
+from gspo.policy.model import LoadOptions, Policy, load_policy, pick_device, uses_autocast
 from gspo.rewards import Grader, RewardSpec, gold_problem
 from gspo.rollouts import Collector, SamplingPlan
 from gspo.seeding import seed
@@ -204,9 +204,15 @@ def make_engine(recipe: Recipe, policy: Policy) -> Engine:
 
 
 def engine_dtype(recipe: Recipe) -> torch.dtype | None:
-    """None where the engine shares the learner's parameters."""
+    """None where the engine shares the learner's parameters.
+
+    ``auto``: a bfloat16 copy where the learner's forward pass is bfloat16 by autocast, else shared.
+    """
     wanted = recipe.rollout.engine_dtype
-    return None if wanted in ("auto", recipe.model.dtype) else torch.float32 if wanted == "float32" else torch.bfloat16
+    if wanted == "auto":
+        wanted = "bfloat16" if uses_autocast(recipe.model.autocast, pick_device(recipe.run.device)) else "float32"
+        wanted = wanted if recipe.model.dtype == "float32" else recipe.model.dtype
+    return None if wanted == recipe.model.dtype else torch.float32 if wanted == "float32" else torch.bfloat16
 
 
 def learner_options(recipe: Recipe) -> tuple[LearnerOptions, tuple[str, ...]]:
@@ -265,18 +271,19 @@ def build(
     rows: Iterable[Any] | None = None,
     functions: Sequence[Callable[..., Any]] = (),
     policy: Policy | None = None,
+    grader: Grader | None = None,
 ) -> Components:
     """Make everything a run needs, cheapest checks first. ``rows``, ``functions``, ``policy``: Python objects that
-    take the place of what the recipe names."""
+    take the place of what the recipe names. ``grader``: one made earlier, which is closed with the rest."""
     if recipe.run.threads:
         torch.set_num_threads(recipe.run.threads)
     options, notes = learner_options(recipe)
     rewards = reward_specs(recipe, functions)
-    task = make_task(recipe.task, recipe.run.seed, rows, rewards=rewards)
-    held_out = _eval_task(recipe, rewards)
-    leaks = leak_notes(task, held_out)
-    grader = make_grader(recipe, rewards)
+    grader = grader or make_grader(recipe, rewards)
     try:
+        task = make_task(recipe.task, recipe.run.seed, rows, rewards=rewards)
+        held_out = _eval_task(recipe, rewards)
+        leaks = leak_notes(task, held_out)
         policy = policy or load_policy(load_options(recipe))
         length = recipe.rollout.max_completion_length
         task = fit_task(task, recipe.task, policy, length)

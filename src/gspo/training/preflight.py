@@ -23,6 +23,7 @@ def settings_table(parts: Components) -> list[tuple[str, str, str]]:
     rollout, optim = recipe.rollout, recipe.optim
     total = rollout.prompts_per_step * rollout.num_generations
     steps, updates = recipe.run.steps, optim.updates_per_step
+    unit = "groups kept whole" if optim.minibatches == "groups" else "single rollouts, shuffled"
     seen = steps * rollout.prompts_per_step / max(1, len(parts.task))
     if parts.eval_task is None:
         held_out = (
@@ -53,7 +54,7 @@ def settings_table(parts: Components) -> list[tuple[str, str, str]]:
         (
             "updates a step",
             f"{updates}",
-            f"each of {total // updates} rollouts ({optim.minibatches} kept whole)",
+            f"each of {total // updates} rollouts ({unit})",
         ),
         ("tokens a step", f"<= {total * rollout.max_completion_length:,}", "sampled and scored"),
         ("steps", f"{steps:,}", f"{steps * updates:,} updates, {steps * total:,} rollouts"),

@@ -21,6 +21,7 @@ from gspo.training.build import (
     engine_dtype,
     eval_plan,
     learner_options,
+    make_grader,
     make_task,
     reward_specs,
     sampling_plan,
@@ -55,11 +56,17 @@ def train(
         )
     check_early(recipe, rows=rows, functions=functions)
     console = console or RunConsole()
+    # Made before a cold start touches the device: workers are forked from a process that has not used it yet.
+    grader = make_grader(recipe, reward_specs(recipe, functions))
     if recipe.coldstart and policy is None:
-        with console.phase("cold start") as progress:
-            folder = coldstart(recipe, progress=progress)
+        try:
+            with console.phase("cold start") as progress:
+                folder = coldstart(recipe, progress=progress)
+        except BaseException:
+            grader.close()
+            raise
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": str(folder)})})
-    with assembled(recipe, rows=rows, functions=functions, policy=policy) as parts:
+    with assembled(recipe, rows=rows, functions=functions, policy=policy, grader=grader) as parts:
         require_prompts(parts.task, recipe)  # again: prompts that are too long are gone now
         folder = create_run_folder(recipe.run.output_dir, recipe.run.name)
         (folder / "config.toml").write_text(dump_recipe(recipe), encoding="utf-8")
