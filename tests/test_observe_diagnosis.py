@@ -118,6 +118,9 @@ class TestClipNotes:
         }
         (note,) = clip_notes(run(HEALTHY, **shifted), **GSPO)
         assert "negative advantages" in note and "below 1" in note and "-1.0e-03" in note
+        assert (
+            clip_notes(run(HEALTHY, **{**shifted, "sampling/offset": 6.9e-9}), **GSPO) == ()
+        )  # rounding, not an engine
 
     def test_one_sided_clipping_that_learning_explains_is_left_alone(self) -> None:
         pushed = {

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from gspo.types import StepReport
 
 NEVER_CLIPS = 0.05  # nats a token: a sequence ratio hardly ever moves so far within one step
+ROUNDING = 1e-5  # nats a token between an engine and a learner that agree in float32
 COIN_FLIP = 0.4  # with log s symmetric around 0, a clip far narrower than its spread takes half of the sequences
 ONE_SIDED = 5.0  # times more often outside on one side than on the other
 WORTH_A_WORD = 0.02  # share below which sides are not compared
@@ -151,6 +152,8 @@ def _one_sided(steps: Sequence[Mapping[str, float]]) -> str | None:
     if (_average(steps, f"outside/{other}") or 0.0) <= (_average(steps, f"outside/{mirror}") or 0.0):
         return None  # only the sign that is pushed there lies outside: that is learning, not an offset
     offset = _average(steps, "sampling/offset")
+    if offset is not None and abs(offset) < ROUNDING:
+        return None  # engine and learner agree: the weights moved, nothing else
     measured = "" if offset is None else f" (sampling/offset is {offset:.1e} nats a token)"
     return (
         f"Clipping falls almost only on {sign} advantages: ratios lie {side} 1 as a whole. Engine and "
