@@ -82,3 +82,46 @@ def test_what_is_wrong_is_said(tmp_path: Path, section: dict[str, Any], says: st
     with pytest.raises(GspoError, match=says):
         coldstart(cold_recipe(tmp_path, section))
     assert not (tmp_path / "model").exists()
+
+
+def test_examples_that_are_too_long_are_counted(tmp_path: Path) -> None:
+    from gspo.training.coldstart import left_out
+
+    recipe = cold_recipe(tmp_path, {"max_length": 26, "task": {"options": {"min_digits": 1}, "size": 60}})
+    folder = coldstart(recipe)
+    lengths = [
+        len(prompt.text or "") + len(str(prompt.metadata["demonstration"])) + 1 for prompt in gspo_prompts(recipe)
+    ]
+    cut = sum(length > 26 for length in lengths)
+    assert 0 < cut < 60
+    assert f"{cut} of 60 examples" in str(left_out(folder)) and left_out(tmp_path) is None
+
+
+def gspo_prompts(recipe: Recipe) -> Any:
+    from gspo.seeding import seed
+    from gspo.training.build import inherit, make_task
+
+    assert recipe.coldstart is not None
+    config = inherit(recipe.coldstart.task, recipe.task)
+    return make_task(config, seed(recipe.run.seed, "coldstart-task") % 2**31).prompts
+
+
+@pytest.mark.parametrize(
+    ("section", "says"),
+    [
+        ({"hidden_size": 18, "num_heads": 4}, "not divisible"),
+        ({"architecture": "qwen3_moe", "num_experts": 2, "num_experts_per_tok": 3}, "more experts than there are"),
+    ],
+)
+def test_sizes_that_no_model_has_are_refused_before_training(
+    tmp_path: Path, section: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(GspoError, match=says):
+        coldstart(cold_recipe(tmp_path, section))
+
+
+def test_an_unwritable_folder_is_noticed_before_training(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    recipe = cold_recipe(tmp_path, {}, **{"model.path": str(tmp_path / "file" / "model")})
+    with pytest.raises(GspoError, match=r"model\.path.*cannot be written"):
+        coldstart(recipe, progress=lambda done, total, loss: pytest.fail("it trained first"))

@@ -24,7 +24,10 @@ class Arguments:
 def run(arguments: Arguments, overrides: Sequence[str]) -> int:
     """Fine-tune or build; prints where the model is."""
     recipe = load_recipe(arguments.recipe, overrides)
-    from gspo.training.coldstart import coldstart
+    from gspo.training.coldstart import coldstart, left_out
 
-    print(f"model: {coldstart(recipe, force=arguments.force)}")
+    folder = coldstart(recipe, force=arguments.force)
+    if note := left_out(folder):
+        print(f"note: {note}")
+    print(f"model: {folder}")
     return 0

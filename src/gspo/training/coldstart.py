@@ -24,6 +24,7 @@ from gspo.policy.packing import collate, plan_microbatches
 from gspo.seeding import seed
 from gspo.tasks import Task
 from gspo.training.build import encoder, inherit, load_options, make_task
+from gspo.training.record import require_writable
 from gspo.types import Prompt, TokenRow
 
 Progress = Callable[[int, int, float], None]
@@ -42,6 +43,8 @@ def coldstart(recipe: Recipe, *, force: bool = False, progress: Progress | None 
     folder = Path(recipe.model.path or f"runs/coldstart/{recipe.run.name}")
     if folder.exists() and not force and _made_by(folder, fingerprint(recipe)):
         return folder
+    require_writable(str(folder), option="model.path")
+    _refuse_sizes(config)
     if recipe.run.threads:
         torch.set_num_threads(recipe.run.threads)
     task_config = inherit(config.task, recipe.task)
@@ -50,12 +53,45 @@ def coldstart(recipe: Recipe, *, force: bool = False, progress: Progress | None 
     policy = _base_policy(recipe, config) if config.base else _new_policy(recipe, config, task, demonstrations)
     rows = example_rows(policy, task.prompts, demonstrations, encoder(policy, task_config), config.max_length)
     loss = fine_tune(policy, rows, config, run_seed=recipe.run.seed, progress=progress)
-    record = {"fingerprint": fingerprint(recipe), "final_loss": loss, "examples": len(rows)}
+    record = {
+        "fingerprint": fingerprint(recipe),
+        "final_loss": loss,
+        "examples": len(rows),
+        "too_long": len(task) - len(rows),
+        "max_length": config.max_length,
+    }
     try:
         policy.save(folder, record=record, name=RECORD)
     except OSError as error:
         raise ConfigError(f"model.path = {str(folder)!r} cannot be written: {error.strerror}") from error
     return folder
+
+
+def left_out(folder: Path) -> str | None:
+    """What the cold start that made ``folder`` left out, for people; None for nothing."""
+    record = folder / RECORD
+    made = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
+    if not made.get("too_long"):
+        return None
+    return (
+        f"cold start: {made['too_long']} of {made['too_long'] + made['examples']} examples were left out, longer than "
+        f"coldstart.max_length = {made['max_length']} tokens"
+    )
+
+
+def _refuse_sizes(config: ColdStartConfig) -> None:
+    """ConfigError for sizes that no model has."""
+    if config.base:
+        return
+    if config.hidden_size % config.num_heads:
+        raise ConfigError(
+            f"coldstart.hidden_size = {config.hidden_size} is not divisible by coldstart.num_heads = {config.num_heads}"
+        )
+    if config.architecture == "qwen3_moe" and config.num_experts_per_tok > config.num_experts:
+        raise ConfigError(
+            f"coldstart.num_experts_per_tok = {config.num_experts_per_tok} is more than coldstart.num_experts = "
+            f"{config.num_experts}: a token cannot be sent to more experts than there are"
+        )
 
 
 def fingerprint(recipe: Recipe) -> str:
@@ -144,10 +180,6 @@ def tiny_model(config: ColdStartConfig, vocab_size: int, eos_token_id: int) -> A
     """A Qwen3 or Qwen3-MoE with random weights (torch's global generator), tied embeddings."""
     from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
-    if config.hidden_size % config.num_heads:
-        raise ConfigError(
-            f"coldstart.hidden_size = {config.hidden_size} is not divisible by coldstart.num_heads = {config.num_heads}"
-        )
     common: dict[str, Any] = {
         "vocab_size": vocab_size,
         "hidden_size": config.hidden_size,

@@ -26,7 +26,7 @@ from gspo.training.build import (
     reward_specs,
     sampling_plan,
 )
-from gspo.training.coldstart import coldstart
+from gspo.training.coldstart import coldstart, left_out
 from gspo.training.console import RunConsole
 from gspo.training.loop import Run, loop, run_evaluation
 from gspo.training.preflight import settings_table
@@ -65,6 +65,8 @@ def train(
         except BaseException:
             grader.close()
             raise
+        if note := left_out(folder):
+            console.note(f"note: {note}")
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": str(folder)})})
     with assembled(recipe, rows=rows, functions=functions, policy=policy, grader=grader) as parts:
         require_prompts(parts.task, recipe)  # again: prompts that are too long are gone now
