@@ -250,3 +250,23 @@ def test_the_memory_estimate_counts_the_engines_copy(recipe: Recipe) -> None:
             assert estimate.get("engine's copy", 0.0) == pytest.approx(share * estimate["weights"])
         finally:
             made.close()
+
+
+def test_a_model_that_cannot_end_is_noted(recipe: Recipe) -> None:
+    made = build(recipe)
+    try:
+        made.policy.hf.generation_config.eos_token_id = None
+        made.policy.tokenizer.eos_token = None
+        again = build(recipe, policy=made.policy)
+        assert any("end-of-sequence" in note for note in again.notes)
+        again.close()
+        stopped = build(gspo.load_recipe(recipe, {"rollout.stop": [";"]}), policy=made.policy)
+        assert not any("end-of-sequence" in note for note in stopped.notes)
+        stopped.close()
+    finally:
+        made.close()
+
+
+def test_more_threads_than_any_machine_has_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"run\.threads"):
+        gspo.load_recipe({"run": {"threads": 100_000}})

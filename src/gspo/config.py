@@ -33,7 +33,7 @@ class RunConfig(Section):
     """Steps of the run: one step = one rollout batch and its updates."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where the policy lives; auto takes cuda, then mps, then cpu."""
-    threads: NonNegativeInt = 0
+    threads: int = Field(0, ge=0, le=1024)
     """CPU threads of torch; 0 leaves torch's own choice."""
     save_every: NonNegativeInt = 50
     """Steps between checkpoints; 0 saves only at the end."""

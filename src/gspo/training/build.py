@@ -290,7 +290,7 @@ def build(
         if held_out is not None:
             eval_config = inherit(recipe.eval.task, recipe.task)
             held_out = fit_task(held_out, eval_config, policy, recipe.eval.max_completion_length or length)
-        notes = (*notes, *notes_on_learning(recipe), *task_notes(task, held_out), *leaks)
+        notes = (*notes, *notes_on_learning(recipe), *task_notes(task, held_out), *leaks, *end_notes(policy, recipe))
         learner = Learner(policy, options)
         engine = make_engine(recipe, policy)
         grader.wait_ready()  # a reward that cannot be imported is an error before step 0
@@ -305,6 +305,16 @@ def build(
 def task_notes(*tasks: Task | None) -> tuple[str, ...]:
     """What loading and encoding left out or changed: rows and prompts dropped, with their counts."""
     return tuple(f"task {task.name}: {note}" for task in tasks if task is not None for note in task.report.notes)
+
+
+def end_notes(policy: Policy, recipe: Recipe) -> tuple[str, ...]:
+    """A note where nothing but the length limit can end a completion."""
+    if policy.eos_token_ids() or recipe.rollout.stop:
+        return ()
+    return (
+        "neither the model nor its tokenizer names an end-of-sequence id: every completion runs to "
+        f"rollout.max_completion_length = {recipe.rollout.max_completion_length}; set rollout.stop",
+    )
 
 
 def leak_notes(task: Task, held_out: Task | None) -> tuple[str, ...]:

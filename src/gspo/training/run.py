@@ -20,6 +20,7 @@ from gspo.training.build import (
     build,
     engine_dtype,
     eval_plan,
+    inherit,
     learner_options,
     make_grader,
     make_task,
@@ -56,6 +57,9 @@ def train(
         )
     check_early(recipe, rows=rows, functions=functions)
     console = console or RunConsole()
+    if recipe.coldstart and rows is not None and policy is None:
+        source = inherit(recipe.coldstart.task, recipe.task).source
+        console.note(f"note: the cold start takes its examples from {source!r}, not from the rows given")
     # Made before a cold start touches the device: workers are forked from a process that has not used it yet.
     grader = make_grader(recipe, reward_specs(recipe, functions))
     if recipe.coldstart and policy is None:
