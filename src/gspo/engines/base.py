@@ -6,18 +6,11 @@ the same five calls. ``gspo.engines.check.check_engine`` tests a new engine agai
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from gspo.types import Completion, Request
-
-
-@runtime_checkable
-class WeightStream(Protocol):
-    """A complete set of weights that can be iterated more than once: (checkpoint name, tensor) pairs."""
-
-    def __iter__(self) -> Iterator[tuple[str, Any]]: ...
 
 
 @dataclass(frozen=True, slots=True)

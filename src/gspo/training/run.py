@@ -33,7 +33,6 @@ from gspo.training.loop import Run, loop, run_evaluation
 from gspo.training.preflight import settings_table
 from gspo.training.record import RunRecorder, create_run_folder, require_writable
 from gspo.training.resolve import load_estimator, refuse_unread
-from gspo.types import StepReport
 
 
 def train(
@@ -264,8 +263,3 @@ def _best_or_newest(folder: Path) -> checkpoint.Checkpoint | None:
     if best and (folder / "checkpoints" / f"step_{best[0]:06d}").is_dir():
         return checkpoint.load(folder / "checkpoints" / f"step_{best[0]:06d}")
     return newest
-
-
-def reports(parts: Components, recorder: Any) -> Iterator[StepReport]:
-    """The loop over components, for people who assemble their own."""
-    return loop(make_run(parts, recorder=recorder))
