@@ -95,7 +95,8 @@ _METRICS = (
     Metric(
         "ratio/noise_floor",
         "Size of log s before any weight has moved: rounding, routing, engine mismatch.",
-        "root mean square of log s over the rows of update 0",
+        'root mean square of log s over the rows of update 0; 0 by construction under proximal_logprobs = "recompute", '
+        "whose first update takes its own forward pass as the denominator (`gspo calibrate` measures it there)",
         "below epsilon / 3",
         "nats/token",
     ),
