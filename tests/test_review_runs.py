@@ -270,3 +270,24 @@ def test_a_model_that_cannot_end_is_noted(recipe: Recipe) -> None:
 def test_more_threads_than_any_machine_has_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"run\.threads"):
         gspo.load_recipe({"run": {"threads": 100_000}})
+
+
+def test_prompts_without_an_answer_are_noted(recipe: Recipe) -> None:
+    rows = [{"prompt": f"{a}+{a}=", "answer": str(2 * a)} for a in range(10, 14)] + [{"prompt": "1+1="}]
+    made = build(recipe, rows=rows, functions=[digits_or_zero])
+    try:
+        assert any("1 of 5 prompts have no reference answer" in note for note in made.notes)
+    finally:
+        made.close()
+
+
+def digits_or_zero(rollout: Rollout) -> float:
+    """A reward that reads no answer."""
+    return float(any(c.isdigit() for c in rollout.text))
+
+
+def test_one_reward_need_not_be_a_list(recipe: Recipe, tmp_path: Path) -> None:
+    overrides = {"run.output_dir": str(tmp_path), "run.steps": 1}
+    folder = gspo.train(recipe, rewards=digits_or_zero, overrides=overrides, quiet=True)
+    line = json.loads((folder / "rollouts" / "step_000000.jsonl").read_text().splitlines()[0])
+    assert set(line["parts"]) == {"digits_or_zero"}

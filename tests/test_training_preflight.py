@@ -51,7 +51,8 @@ def test_the_memory_estimate_counts_what_is_trained_and_kept(root: Path) -> None
 def test_check_recipe_samples_a_group_and_takes_an_update(root: Path, tmp_path: Path) -> None:
     found = check_recipe(tiny_recipe(root, rollout__num_generations=3))
     assert len(found.group.rollouts) == 3 and all(r.reward == 0.0 for r in found.group.rollouts)
-    assert found.grad_norm > 0  # the group is degenerate: the backward pass is tried all the same
+    assert found.grad_norm > 0  # the group is degenerate: the backward pass is tried all the same, and that is said
+    assert any("rewards of the group are equal" in note for note in found.notes)
     assert found.mismatch_max < 1e-4
     assert not (root / "runs").exists()
 

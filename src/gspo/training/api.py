@@ -19,7 +19,7 @@ def train(
     *,
     model: str | Policy | None = None,
     task: str | Iterable[Any] | None = None,
-    rewards: Sequence[str | Callable[..., Any]] | None = None,
+    rewards: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None = None,
     overrides: Mapping[str, Any] | Sequence[str] = (),
     quiet: bool = False,
 ) -> Path:
@@ -30,7 +30,8 @@ def train(
             defaults are the paper's.
         model: a Hugging Face folder, a hub name, or a ``Policy``; takes the place of ``model.path``.
         task: rows (dicts or ``Prompt`` objects) or what ``task.source`` takes.
-        rewards: functions ``f(rollout) -> float, dict or None``, or names of built-in ones; each weighs 1.
+        rewards: functions ``f(rollout) -> float, dict or None``, or names of built-in ones, one or several;
+            each weighs 1.
         overrides: dotted options, ``{"run.steps": 50}``; they win over everything else.
         quiet: print nothing.
 
@@ -42,6 +43,8 @@ def train(
         changes["model.path"] = model
     if isinstance(task, str):
         changes["task.source"] = task
+    if callable(rewards) or isinstance(rewards, str):
+        rewards = [rewards]
     functions, named = _split(rewards or ())
     if named:
         changes["rewards"] = [{"function": name} for name in named]

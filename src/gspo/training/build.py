@@ -304,7 +304,12 @@ def build(
 
 def task_notes(*tasks: Task | None) -> tuple[str, ...]:
     """What loading and encoding left out or changed: rows and prompts dropped, with their counts."""
-    return tuple(f"task {task.name}: {note}" for task in tasks if task is not None for note in task.report.notes)
+    there = [task for task in tasks if task is not None]
+    notes = [f"task {task.name}: {note}" for task in there for note in task.report.notes]
+    for task in there:
+        if missing := sum(prompt.answer is None for prompt in task.prompts):
+            notes.append(f"task {task.name}: {missing} of {len(task)} prompts have no reference answer")
+    return tuple(notes)
 
 
 def end_notes(policy: Policy, recipe: Recipe) -> tuple[str, ...]:

@@ -157,10 +157,15 @@ def check_recipe(recipe: Recipe) -> RecipeCheck:
             raise ConfigError(f"no rollout of the group can be learned from: {first.grading}: {first.grading_error}")
         mismatch_max = _mismatch_max(parts.learner, rollouts)
         batch = with_advantages(batch, rollouts, load_estimator(parts.learner.options.algorithm.advantage))
+        notes = parts.notes
         if not batch.advantages.any():
+            notes = (
+                *notes,
+                "all rewards of the group are equal: the update was tried with advantages +1 and -1",
+            )
             batch.advantages[:] = np.where(batch.sequence_ids % 2 == 0, 1.0, -1.0)
         result = parts.learner.update(batch, np.arange(len(rollouts)))
-        return RecipeCheck(settings_table(parts), group, result.loss, result.grad_norm, mismatch_max, parts.notes)
+        return RecipeCheck(settings_table(parts), group, result.loss, result.grad_norm, mismatch_max, notes)
     finally:
         parts.close()
 
