@@ -345,7 +345,8 @@ def test_credentials_are_never_written():
 
 
 def test_ordinary_options_are_no_credentials():
-    load_recipe({"task": {"options": {"max_tokens": 4, "eos_token": "</s>", "keys": "a"}}})
+    options = {"max_tokens": 4, "eos_token": "</s>", "keys": "a"}
+    assert load_recipe({"task": {"options": options}}).task.options == options
 
 
 # --- sizes

@@ -127,7 +127,9 @@ def test_refused_with_the_fix(algorithm: dict[str, Any], correction: dict[str, A
     ],
 )
 def test_allowed(algorithm: dict[str, Any], correction: dict[str, Any], updates: int) -> None:
-    resolve(correction, updates=updates, **algorithm)
+    resolved, _ = resolve(correction, updates=updates, **algorithm)
+    assert all(getattr(resolved, name) == value for name, value in algorithm.items())
+    assert resolved.correction == correction.get("kind", resolved.correction)
 
 
 @pytest.mark.parametrize(
