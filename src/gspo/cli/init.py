@@ -155,7 +155,7 @@ def _eval_section(held_out: Task | None, arguments: Arguments, output: Path, ins
     if held_out is None or arguments.eval is None:
         return (
             "# Held-out rows show whether the model learns more than its training data:\n"
-            '# [eval]\n# every = 10\n# [eval.task]\n# source = "held_out.jsonl"\n[eval]\nevery = 0'
+            '[eval]\nevery = 0  # 10, with:\n# [eval.task]\n# source = "held_out.jsonl"'
         )
     return "\n".join(
         ["[eval]\nevery = 10\n\n[eval.task]", *_task_lines(held_out, path_for(arguments.eval, output), instruction)]

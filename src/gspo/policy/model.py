@@ -295,7 +295,7 @@ def _load_model(folder: str, options: LoadOptions) -> Any:
         raise ModelError(f'cannot load {folder}: {error}. Or set model.attn_implementation = "sdpa"') from error
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"cannot load {folder}: {str(error).rstrip('. ')}. If it is a folder, check model.path; a hub name needs the "
+            f"cannot load {folder}: {str(error).rstrip('. ')}. For a folder check model.path; a hub name needs the "
             f"network or a cached copy. Only safetensors weights are read (.bin and .pt files can run code when loaded)"
         ) from error
 
